@@ -1,0 +1,200 @@
+# Copyright 2026 The hf_saguaro authors. SPDX-License-Identifier: Apache-2.0
+"""The round loop: speculative speculative decoding (arXiv 2603.03251, Algorithm 1)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future
+from typing import Any
+
+import torch
+from transformers.utils import logging
+
+from ..stats import SaguaroStats
+from .acceptance import Proposal
+from .draft_worker import DraftWorker
+from .policy import Policy, RoundPlan
+from .speculation_cache import Outcome
+from .speculator import Speculator
+from .transcript import Transcript
+from .verifier import Decision, Verifier
+
+
+logger = logging.get_logger("transformers.hf_saguaro.generation.decoding")
+
+
+class RoundLoop:
+    """Decodes until every row has stopped.
+
+    Args:
+        verifier (`Verifier`): the target's side.
+        speculator (`Speculator` or `None`): the draft's side; `None` decodes without a draft.
+        policy (`Policy`), transcript (`Transcript`), stats (`SaguaroStats`)
+        worker (`DraftWorker` or `None`): the draft's thread; `None` where no round may overlap.
+        sink: what learns from the rounds and may change the draft between them, or `None`.
+    """
+
+    def __init__(self, verifier: Verifier, speculator: Speculator | None, policy: Policy, transcript: Transcript,
+                 stats: SaguaroStats, worker: DraftWorker | None, sink: Any = None):  # fmt: skip
+        self.verifier, self.speculator, self.policy, self.transcript = verifier, speculator, policy, transcript
+        self.stats, self.worker, self.sink, self.session = stats, worker, sink, None
+        self._verdict: Future | None = None
+
+    def run(self) -> None:
+        """Decodes."""
+        first = self._emit(self.verifier.decide_first(self._prefill()), self.transcript.running)
+        self.transcript.stream()
+        outcome = self._outcome(first)
+        proposal = self._first_proposal(outcome)
+        while outcome.rows:
+            proposal, outcome = self._round(proposal, outcome.rows, self._plan(outcome))
+
+    def _round(self, proposal: Proposal, rows: list[int], plan: RoundPlan) -> tuple[Proposal, Outcome]:
+        began = time.perf_counter()
+        if self.sink is not None:
+            self.sink.before_round()
+        prepared = self._prepare(proposal, plan)
+
+        logits = self.verifier.forward(proposal, self._last_tokens())
+        emitted = self._emit(self.verifier.decide(logits, proposal), rows)
+        outcome = self._outcome(emitted)
+        verified = time.perf_counter()
+
+        next_proposal = proposal
+        if outcome.rows:
+            next_proposal = self._next_proposal(prepared, proposal, outcome, plan)
+        if self.session is not None:
+            self._feed_back(proposal, emitted)
+        self._record(proposal, emitted, outcome, plan, began, verified)
+        self.transcript.stream()
+        return next_proposal, outcome
+
+    # The draft's side
+
+    def _prefill(self) -> torch.Tensor:
+        """Both models read the prompt, side by side where they can; the target's logits, `[B, V]`."""
+        began = time.perf_counter()
+        if self.sink is not None:
+            self.session = self.sink.begin(self.verifier.prompt.known_tokens)
+            self.sink.before_round()
+        read = None if self.speculator is None else self.speculator.drafter.prefill
+        if read is not None and self.policy.overlaps_prefill:
+            self.worker.share_cores(True)
+            read = self.worker.submit(read).result
+        logits = self.verifier.prefill()
+        if read is not None:
+            self._guarded(read)
+        self.stats.prefill_seconds = time.perf_counter() - began
+        return logits
+
+    def _first_proposal(self, outcome: Outcome) -> Proposal:
+        plan = self._plan(outcome)
+        return self._serve(lambda: self.speculator.first(outcome, plan))
+
+    def _plan(self, outcome: Outcome) -> RoundPlan:
+        if self.speculator is None:
+            return RoundPlan("autoregressive", 0, outcome.rows)
+        plan = self.policy.plan(outcome.rows, outcome.room)
+        if self.worker is not None:
+            self.worker.share_cores(plan.overlaps)
+        return plan
+
+    def _prepare(self, proposal: Proposal, plan: RoundPlan) -> Future | None:
+        if not plan.overlaps:
+            return None
+        self._verdict = Future()
+        return self.worker.submit(self.speculator.prepare, proposal, plan, self._verdict)
+
+    def _next_proposal(self, prepared: Future | None, proposal: Proposal, outcome: Outcome, plan: RoundPlan) -> Proposal:
+        if prepared is not None:
+            self._verdict.set_result(outcome)
+            return self._serve(prepared.result)
+        return self._serve(lambda: self.speculator.answer(proposal, outcome, plan))
+
+    def _serve(self, speculate) -> Proposal:
+        """Asks the draft's side for a proposal; without one, the round to come is a plain step of the target."""
+        began = time.perf_counter()
+        proposal = None if self.speculator is None else self._guarded(speculate)
+        self.stats.wait_seconds += time.perf_counter() - began
+        return proposal or Proposal.empty(self.transcript.batch_size, self.verifier.device)
+
+    def _guarded(self, work: Callable[[], Any]) -> Any:
+        """Runs the draft's work. If it fails, the target goes on alone: the text does not need the draft."""
+        try:
+            return work()
+        except Exception as error:
+            self.stats.draft_failure = f"{type(error).__name__}: {error}"
+            logger.warning(f"The draft failed and is left out for the rest of this call: {self.stats.draft_failure}")
+            self.stats.draft_seconds, self.speculator = self.speculator.busy_seconds, None
+            if self.worker is not None:
+                self.worker.share_cores(False)
+            return None
+
+    def close(self) -> None:
+        """Ends the draft's thread, also in the middle of a round, and settles its figures."""
+        if self._verdict is not None and not self._verdict.done():
+            self._verdict.set_exception(CancelledError())
+        if self.worker is not None:
+            self.worker.close()
+        if self.speculator is not None:
+            self.stats.draft_seconds = self.speculator.busy_seconds
+        if self.session is not None:
+            self.session.end()
+
+    # The text
+
+    def _last_tokens(self) -> torch.Tensor:
+        """t* of every row, `[B, 1]`; for a row that has stopped, its last token again, to no effect."""
+        return torch.cat([self.transcript.prefix(row)[:, -1:] for row in range(self.transcript.batch_size)])
+
+    def _emit(self, decisions: list[Iterator[Decision]], rows: list[int]) -> dict[int, list[Decision]]:
+        """Emits what the target settled, row by row, each up to its first stop."""
+        emitted = {}
+        for row in rows:
+            emitted[row] = []
+            for decision in decisions[row]:
+                emitted[row].append(decision)
+                self.verifier.lengths[row] += 1
+                if self.transcript.append(row, decision.token, decision.scores, decision.logits):
+                    break
+        return emitted
+
+    def _outcome(self, emitted: dict[int, list[Decision]]) -> Outcome:
+        running = self.transcript.running
+        self.verifier.acceptance.forget_before({row: self.verifier.lengths[row] for row in running})
+        room = max([self.transcript.remaining(row) for row in running], default=0)
+        accepted = {row: sum(decision.accepted for decision in decisions) for row, decisions in emitted.items()}
+        next_tokens = {row: decisions[-1].token for row, decisions in emitted.items()}
+        return Outcome(running, accepted, next_tokens, room)
+
+    # What a round leaves behind
+
+    def _record(self, proposal: Proposal, emitted: dict[int, list[Decision]], outcome: Outcome, plan: RoundPlan,
+                began: float, verified: float) -> None:  # fmt: skip
+        rows = list(emitted)
+        tokens = sum(map(len, emitted.values()))
+        self.stats.verify_seconds += verified - began
+        self.stats.record_round(
+            execution=plan.execution,
+            backups=proposal.backups,
+            hits=[proposal.hits[row] for row in rows],
+            drafted=sum(proposal.lengths[row] for row in rows),
+            accepted=[outcome.accepted[row] for row in rows],
+            emitted=tokens,
+        )
+        self.policy.saw_round(
+            plan,
+            proposal,
+            outcome.accepted,
+            seconds=time.perf_counter() - began,
+            verify_seconds=verified - began,
+            tokens=tokens / len(rows),
+        )
+
+    def _feed_back(self, proposal: Proposal, emitted: dict[int, list[Decision]]) -> None:
+        """Hands the adaptation what the target thought of every row's chain, up to where it parted from it."""
+        for row, decisions in emitted.items():
+            accepted = sum(decision.accepted for decision in decisions)
+            scores = torch.stack([decision.scores for decision in decisions])
+            self.session.observe(row, proposal.tokens[row, : proposal.lengths[row]], accepted, decisions[-1].token, scores)

@@ -1,0 +1,55 @@
+# Copyright 2026 The hf_saguaro authors. SPDX-License-Identifier: Apache-2.0
+"""The draft's thread. It knows nothing about models: it runs what it is given, one task at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+
+
+class DraftWorker:
+    """One thread beside the caller's, with its share of the cores.
+
+    Two torch threads that each want all cores run about ten times slower than one each, so while both work the cores
+    are split: the draft gets `threads`, the caller the rest. `close` gives the caller its own count back.
+
+    Args:
+        threads (`int` or `None`): intra-op threads for the draft; `None` leaves both sides alone (the models' work is
+            not on this machine's cores).
+    """
+
+    def __init__(self, threads: int | None):
+        self._threads = threads
+        self._callers_threads = torch.get_num_threads()
+        self._inference = torch.is_inference_mode_enabled()
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="hf_saguaro-draft", initializer=self._enter)
+
+    def _enter(self) -> None:
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
+
+    def submit(self, task: Callable, *args) -> Future:
+        """Starts `task(*args)` on the draft's thread."""
+        return self._executor.submit(self._run, task, args)
+
+    def _run(self, task: Callable, args: tuple):
+        # Grad and inference mode belong to a thread; the draft works in the caller's.
+        with torch.inference_mode(self._inference), torch.no_grad():
+            return task(*args)
+
+    def share_cores(self, both_busy: bool) -> None:
+        """Sets the caller's thread count for a round in which the draft works beside it, or does not."""
+        if self._threads is None:
+            return
+        count = max(self._callers_threads - self._threads, 1) if both_busy else self._callers_threads
+        if torch.get_num_threads() != count:
+            torch.set_num_threads(count)
+
+    def close(self) -> None:
+        """Waits for the task that runs and ends the thread."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
+        if self._threads is not None:
+            # Also when the caller's count is unchanged: the draft's own call set the default of threads to come.
+            torch.set_num_threads(self._callers_threads)

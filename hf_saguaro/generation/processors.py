@@ -1,0 +1,129 @@
+# Copyright 2026 The hf_saguaro authors. SPDX-License-Identifier: Apache-2.0
+"""Logits processors on both sides of speculation.
+
+The target calls every processor as plain `generate` does. Stock processors that look at one row of scores and nothing
+else are applied to a whole block at once; as soon as one needs the text, or is the user's own, the block is walked
+position by position, so that each call sees a true prefix. The draft works with copies of the stock ones, once each
+(Transformers' own assisted generation warps the draft twice).
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper
+from transformers.generation import logits_process as stock
+
+
+# Functions of one row of scores alone. Looked up by name: not every supported Transformers version has all of them.
+_ROW_WISE = tuple(
+    getattr(stock, name)
+    for name in (
+        "TemperatureLogitsWarper",
+        "TopKLogitsWarper",
+        "TopPLogitsWarper",
+        "TopHLogitsWarper",
+        "MinPLogitsWarper",
+        "TypicalLogitsWarper",
+        "EpsilonLogitsWarper",
+        "EtaLogitsWarper",
+        "LogitNormalization",
+        "InfNanRemoveLogitsProcessor",
+        "SuppressTokensLogitsProcessor",
+    )
+    if hasattr(stock, name)
+)
+
+
+def is_row_wise(processor: LogitsProcessor) -> bool:
+    return type(processor) in _ROW_WISE
+
+
+def is_stock(processor: LogitsProcessor) -> bool:
+    return type(processor).__module__.startswith("transformers.")
+
+
+class TargetProcessors:
+    """The target's processors, callable for a block or for one position of one row.
+
+    Args:
+        processors (`LogitsProcessorList`): as `generate` prepared them.
+        batch_size (`int`): rows; with several, a stock processor that knows rows by their index is bound to its row.
+    """
+
+    def __init__(self, processors: LogitsProcessorList, batch_size: int):
+        self.row_wise = all(is_row_wise(processor) for processor in processors)
+        self._processors = processors
+        self._of_row = [processors] * batch_size
+        if batch_size > 1 and not self.row_wise:
+            self._of_row = [LogitsProcessorList(_bound_to_row(p, row, batch_size) for p in processors) for row in range(batch_size)]
+
+    def block(self, ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """`[B, n, V]` -> `[B, n, V]`, where all processors are row-wise."""
+        if not self._processors:
+            return logits
+        return self._processors(ids, logits.flatten(0, 1)).view_as(logits)
+
+    def position(self, row: int, prefix: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """Scores of one position, `[1, L]` and `[1, V]` -> `[1, V]`."""
+        return self._of_row[row](prefix, logits)
+
+
+class DraftProcessors:
+    """Copies of the stock processors for the draft. The user's own are left out: their state belongs to the target.
+
+    Args:
+        processors (`LogitsProcessorList`): the target's.
+        temperature (`float`, *optional*): replaces the target's temperature.
+        batch_size (`int`): rows.
+    """
+
+    def __init__(self, processors: LogitsProcessorList, temperature: float | None, batch_size: int):
+        kept = [copy.deepcopy(p) for p in processors if is_stock(p) and not _runs_user_code(p)]
+        if temperature is not None:
+            kept = [p for p in kept if not isinstance(p, TemperatureLogitsWarper)]
+            kept.insert(0, TemperatureLogitsWarper(float(temperature)))
+        self.row_wise = all(map(is_row_wise, kept))
+        self._processors = LogitsProcessorList(kept)
+        self._of_row = [LogitsProcessorList(_bound_to_row(p, row, batch_size) for p in kept) for row in range(batch_size)]
+
+    def __call__(self, scores: torch.Tensor, rows: list[int], prefix) -> torch.Tensor:
+        """Scores of `R` hypothetical positions.
+
+        Args:
+            scores (`Tensor` of shape `[R, V]`, float32).
+            rows (`list[int]`): the batch row of each.
+            prefix (`Callable[[int], Tensor]`): index into `R` -> its ids, `[1, L]`; only called when needed.
+        """
+        if not self._processors:
+            return scores
+        if self.row_wise:
+            return self._processors(None, scores)
+        return torch.cat([self._of_row[row](prefix(i), scores[i : i + 1]) for i, row in enumerate(rows)])
+
+
+def _runs_user_code(processor: LogitsProcessor) -> bool:
+    return isinstance(processor, stock.PrefixConstrainedLogitsProcessor) or hasattr(processor, "state")
+
+
+def _bound_to_row(processor: LogitsProcessor, row: int, batch_size: int) -> LogitsProcessor:
+    """A stock processor that works on row `row` alone as it would on that row of the batch."""
+    if not is_stock(processor):
+        return processor
+    if isinstance(processor, stock.PrefixConstrainedLogitsProcessor):
+        allowed = processor._prefix_allowed_tokens_fn
+        return stock.PrefixConstrainedLogitsProcessor(partial(_for_batch_id, allowed, row), num_beams=1)
+    bound = copy.deepcopy(processor) if hasattr(processor, "state") else copy.copy(processor)
+    if hasattr(processor, "encoder_input_ids"):
+        prompt = row * processor.encoder_input_ids.shape[0] // batch_size
+        bound.encoder_input_ids = processor.encoder_input_ids[prompt : prompt + 1]
+    if isinstance(processor, stock.EncoderNoRepeatNGramLogitsProcessor):
+        prompt = row * processor.batch_size // batch_size
+        bound.generated_ngrams, bound.batch_size = processor.generated_ngrams[prompt : prompt + 1], 1
+    return bound
+
+
+def _for_batch_id(allowed, row: int, _: int, ids: torch.Tensor):
+    return allowed(row, ids)

@@ -1,0 +1,134 @@
+# Copyright 2026 The hf_saguaro authors. SPDX-License-Identifier: Apache-2.0
+"""One causal language model over a slot cache: tokens in, logits out, nothing else decided here."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import compat
+from .slot_cache import SlotCache
+from .tree_mask import AttentionKinds, TreeLayout, causal
+
+
+# Longest run of prompt tokens fed at once: bounds the mask's memory, costs nothing in speed.
+PREFILL_CHUNK = 1024
+
+
+class SlotModel:
+    """Runs `model` over a [`SlotCache`].
+
+    Args:
+        model (`PreTrainedModel` or a wrapper of one): decoder-only, eager or sdpa attention.
+        batch_size (`int`): rows of the cache.
+    """
+
+    def __init__(self, model: nn.Module, batch_size: int):
+        self.model = model
+        self.batch_size = batch_size
+        self.device = model.device
+        self.dtype = model.dtype
+        self.cache = SlotCache(batch_size)
+        self.kinds = AttentionKinds.of(model.config)
+        self._slots = torch.arange(0, device=self.device)
+        parameters = inspect.signature(compat.unwrap(model).forward).parameters
+        self._keeps_logits = "logits_to_keep" in parameters
+        self._takes_positions = "position_ids" in parameters
+
+    def forward(self, tokens: torch.Tensor, first: list[int], *, keep: int, rows: list[int] | None = None) -> torch.Tensor:
+        """Feeds a contiguous stretch of text of every row.
+
+        Args:
+            tokens (`Tensor` of shape `[R, n]`): `tokens[r, i]` stands at position `first[r] + i`; columns at negative
+                positions are padding and go to the bin.
+            keep (`int`): how many of the last columns' logits to return.
+            rows (`list[int]`, *optional*): the batch rows that the `R` rows are; all of them by default.
+
+        Returns:
+            `Tensor` of shape `[R, keep, V]` in the model's dtype.
+        """
+        n = tokens.shape[1]
+        uniform = min(first) == max(first)
+        offsets = self.slots(n)
+        if uniform and first[0] >= 0:
+            positions = (offsets + first[0]).expand(len(first), -1)
+        else:
+            positions = offsets + torch.tensor(first, device=self.device)[:, None]
+        start = first[0] + 1 if uniform and first[0] >= 0 else None
+        end = max(first) + n + 1
+        return self._run(tokens, positions.clamp_min(0), positions.clamp_min(-1) + 1, start, end, keep, rows)
+
+    def prefill(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Feeds prompts column by column as given, padding and all.
+
+        Args:
+            tokens (`Tensor` of shape `[B, n]`), positions (`Tensor` of shape `[B, n]`): -1 marks padding.
+
+        Returns:
+            Logits of the last column, `[B, V]`.
+        """
+        highest = int(positions.max())
+        contiguous = self.batch_size == 1 and int(positions[0, 0]) >= 0 and highest - int(positions[0, 0]) + 1 == tokens.shape[1]
+        for column in range(0, tokens.shape[1], PREFILL_CHUNK):
+            part = positions[:, column : column + PREFILL_CHUNK]
+            ids = tokens[:, column : column + PREFILL_CHUNK]
+            start = int(part[0, 0]) + 1 if contiguous else None
+            logits = self._run(ids, part.clamp_min(0), part + 1, start, int(part.max().clamp_min(0)) + 2, 1, None)
+        return logits[:, -1]
+
+    def tree(self, tokens: torch.Tensor, layout: TreeLayout, step: int, *, rows: list[int],
+             branches: list[int] | None = None) -> torch.Tensor:  # fmt: skip
+        """Feeds one token to every branch of a tree, or to one branch a row.
+
+        Args:
+            tokens (`Tensor` of shape `[R, M]`), or `[R, 1]` with `branches`.
+            step (`int`): passes before this one.
+            rows (`list[int]`): the batch rows that the `R` rows are.
+            branches (`list[int]`, *optional*): the only branch of each row that goes on.
+
+        Returns:
+            `Tensor` of shape `[R, M, V]` (or `[R, 1, V]`).
+        """
+        end = layout.end(step)
+        start = end - layout.branches
+        slots = self.slots(end)
+        visible, positions = layout.visible(step, slots), layout.positions(step)
+        written = slots[start:].expand(len(rows), -1)
+        if branches is not None:
+            pick = torch.tensor(branches, device=self.device)[:, None]
+            positions, written = positions.gather(1, pick), written.gather(1, pick)
+            visible = visible.gather(1, pick[:, :, None].expand(-1, -1, end))
+            start = start + branches[0] if len(rows) == 1 else None
+        slot_positions = None if self.kinds.only_full else layout.slot_positions(slots)
+        mask = self.kinds.masks(visible, positions, slot_positions, self.dtype)
+        return self._call(tokens, positions, written, start, end, tokens.shape[1], self._index(rows), mask)
+
+    def slots(self, count: int) -> torch.Tensor:
+        """`[count]`: 0, 1, .. count-1, without a new tensor each time."""
+        if self._slots.shape[0] < count:
+            self._slots = torch.arange(2 * count, device=self.device)
+        return self._slots[:count]
+
+    def _run(self, tokens, positions, written, start, end, keep, rows):
+        slots = self.slots(end)
+        mask = self.kinds.masks(causal(written, slots), positions, (slots - 1)[None], self.dtype)
+        return self._call(tokens, positions, written, start, end, keep, self._index(rows), mask)
+
+    def _index(self, rows: list[int] | None) -> torch.Tensor | None:
+        return None if rows is None or len(rows) == self.batch_size else torch.tensor(rows, device=self.device)
+
+    def _call(self, tokens, positions, written, start, end, keep, rows, mask) -> torch.Tensor:
+        plan = self.cache.plan
+        self.cache.reserve(end)
+        plan.slots, plan.start, plan.end = written, start, end
+        plan.rows = None if rows is None else rows[:, None]
+        kwargs: dict[str, Any] = {compat.CACHE_KEY: self.cache, "attention_mask": mask, "use_cache": True}
+        if self._takes_positions:
+            kwargs["position_ids"] = positions
+        if self._keeps_logits:
+            kwargs["logits_to_keep"] = keep
+        logits = self.model(input_ids=tokens, return_dict=True, **kwargs).logits
+        return logits[:, -keep:]

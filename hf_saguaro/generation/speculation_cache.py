@@ -1,0 +1,45 @@
+# Copyright 2026 The hf_saguaro authors. SPDX-License-Identifier: Apache-2.0
+"""The speculation cache: outcome of a round -> prepared continuation (arXiv 2603.03251, Definition 4).
+
+It lives for one round. Keys are (row, accept length, next token), so a row that was not in the round, or a text that
+has moved on, cannot hit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .drafter import Tree
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the target settled in a round, for the rows that go on.
+
+    Attributes:
+        rows (`list[int]`): rows that still want tokens.
+        accepted, next_tokens (`dict[int, int]`): k and t* by row.
+        room (`int`): the most tokens that any of them may still get.
+    """
+
+    rows: list[int]
+    accepted: dict[int, int]
+    next_tokens: dict[int, int]
+    room: int
+
+
+class SpeculationCache:
+    """The branches of one tree, found by outcome."""
+
+    def __init__(self, tree: Tree | None):
+        self.tree = tree
+        self._branches: dict[tuple[int, int, int], int] = {}
+        if tree is not None:
+            for row, forks in zip(tree.rows, tree.forks):
+                for branch, key in enumerate(zip(tree.depths, forks)):
+                    self._branches.setdefault((row, *key), branch)
+
+    def lookup(self, outcome: Outcome) -> dict[int, int]:
+        """row -> branch, for the rows whose outcome was prepared."""
+        keys = {row: (row, outcome.accepted[row], outcome.next_tokens[row]) for row in outcome.rows}
+        return {row: self._branches[key] for row, key in keys.items() if key in self._branches}

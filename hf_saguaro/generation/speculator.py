@@ -1,0 +1,121 @@
+# Copyright 2026 The hf_saguaro authors. SPDX-License-Identifier: Apache-2.0
+"""The draft's side of a round: what it prepares while the target verifies, and what it serves when the verdict is in."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+
+import torch
+
+from .acceptance import Proposal
+from .drafter import Chain, Drafter, Tree
+from .policy import Policy, RoundPlan
+from .prompt_lookup import NGramIndex
+from .speculation_cache import Outcome, SpeculationCache
+
+
+class Speculator:
+    """Serves proposals: from the speculation cache on a hit, from a backup on a miss.
+
+    Args:
+        drafter (`Drafter`)
+        policy (`Policy`)
+        device (`torch.device`): where proposals are verified.
+    """
+
+    def __init__(self, drafter: Drafter, policy: Policy, device: torch.device):
+        self.drafter, self.policy, self.device = drafter, policy, device
+        self.busy_seconds = 0.0
+        self._lookup = None
+        if policy.config.backup in ("auto", "prompt_lookup"):
+            self._lookup = [NGramIndex(tokens.tolist()) for tokens in drafter.prompts]
+
+    def prepare(self, proposal: Proposal, plan: RoundPlan, verdict: Future) -> Proposal:
+        """The draft's work beside one verification: glue, forks, tree; then the next proposal, once the verdict is in.
+
+        Between two passes it looks whether the verdict has come: an unfinished tree is served as it is, so a slow draft
+        never holds a round up for longer than one pass.
+        """
+        began = time.perf_counter()
+        tree = self._plant(proposal, plan) if self.policy.prepares and plan.depth else None
+        while tree is not None and len(tree.tokens) < plan.depth and not verdict.done():
+            self.drafter.grow(tree)
+        if tree is not None and len(tree.tokens) == plan.depth:
+            self.policy.saw_tree(time.perf_counter() - began)
+        self.busy_seconds += time.perf_counter() - began
+        return self.serve(proposal, verdict.result(), plan, SpeculationCache(tree))
+
+    def _plant(self, proposal: Proposal, plan: RoundPlan) -> Tree:
+        scores = self.drafter.glue(plan.rows, proposal)
+        return self.drafter.plant(plan.rows, proposal, scores, self.policy.fan_out(proposal))
+
+    def serve(self, proposal: Proposal, outcome: Outcome, plan: RoundPlan, cache: SpeculationCache) -> Proposal:
+        """The next proposal, given how the last one ended."""
+        began = time.perf_counter()
+        depth = min(plan.depth, outcome.room - 1)
+        hits = cache.lookup(outcome) if depth > 0 else {}
+        served: list[Chain] = []
+        if hits:
+            chain = self.drafter.harvest(cache.tree, hits, depth, self._pays)
+            served = [chain] if chain.tokens else []
+        for row in outcome.rows:
+            accepted, next_token = outcome.accepted[row], outcome.next_tokens[row]
+            tokens = proposal.tokens[row, :accepted]
+            self.drafter.advance(row, tokens.to(self.drafter.slots.device), next_token)
+            if self._lookup is not None:
+                self._lookup[row].extend([*tokens.tolist(), next_token])
+        ready = set(hits) if served else set()
+        missed = [row for row in outcome.rows if row not in ready]
+        copies, backup = {}, "none"
+        if missed and depth > 0:
+            chain, copies, backup = self._back_up(missed, depth, plan)
+            served += [chain] if chain is not None else []
+        self.busy_seconds += time.perf_counter() - began
+        return self._assemble(len(proposal.lengths), served, copies, ready, [backup] * len(missed))
+
+    def answer(self, proposal: Proposal, outcome: Outcome, plan: RoundPlan) -> Proposal:
+        """The next proposal where nothing was prepared: draft and target take turns."""
+        return self.serve(proposal, outcome, plan, SpeculationCache(None))
+
+    def first(self, outcome: Outcome, plan: RoundPlan) -> Proposal:
+        """The proposal after the prefill: a miss by definition."""
+        return self.answer(Proposal.empty(len(self.drafter.lengths), self.device), outcome, plan)
+
+    def _back_up(self, rows: list[int], depth: int, plan: RoundPlan):
+        """What the rows that missed get: (draft chain, {row: copied tokens}, name)."""
+        wanted = self.policy.config.backup
+        whole = self.policy.completes_chains(plan)
+        if wanted == "draft" or wanted == "auto" and (whole or self.policy.chain_pays([])):
+            began, passes = time.perf_counter(), self.drafter.passes
+            chain = self.drafter.chain(rows, depth, (lambda _: True) if whole else self._pays)
+            self.policy.saw_draft(time.perf_counter() - began, self.drafter.passes - passes)
+            return chain, {}, "draft"
+        if self._lookup is not None:
+            copies = {row: self._lookup[row].continuation(depth) for row in rows}
+            return None, {row: tokens for row, tokens in copies.items() if tokens}, "prompt_lookup"
+        return None, {}, "none"
+
+    def _pays(self, chain: Chain) -> bool:
+        return self.policy.chain_pays([float(values.mean()) for values in chain.confidence])
+
+    def _assemble(self, batch_size: int, chains: list[Chain], copies: dict[int, list[int]], hits: set[int],
+                  backups: list[str]) -> Proposal:  # fmt: skip
+        lengths, point_mass = [0] * batch_size, [True] * batch_size
+        confidence: list[list[float]] = [[] for _ in range(batch_size)]
+        width = max([len(chain.tokens) for chain in chains] + [len(tokens) for tokens in copies.values()], default=0)
+        tokens = torch.zeros(batch_size, width, dtype=torch.long, device=self.device)
+        scores = None
+        for chain in chains:
+            count = len(chain.tokens)
+            tokens[chain.rows, :count] = torch.stack(chain.tokens, dim=1).to(self.device)
+            if chain.scores[0] is not None:
+                if scores is None:
+                    scores = chain.scores[0].new_zeros(batch_size, width, chain.scores[0].shape[-1], device=self.device)
+                scores[chain.rows, :count] = torch.stack(chain.scores, dim=1).to(self.device)
+            for row, values in zip(chain.rows, torch.stack(chain.confidence, dim=1).tolist()):
+                lengths[row], point_mass[row], confidence[row] = count, False, values
+        for row, copied in copies.items():
+            lengths[row] = len(copied)
+            tokens[row, : len(copied)] = torch.tensor(copied, device=self.device)
+        return Proposal(tokens, lengths, scores, point_mass, [row in hits for row in range(batch_size)], backups, confidence)

@@ -1,0 +1,171 @@
+# Copyright 2026 The hf_saguaro authors. SPDX-License-Identifier: Apache-2.0
+"""The generation mode itself: from what `generate` prepared to what it returns."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from .. import compat
+from ..config import SaguaroConfig
+from ..stats import SaguaroStats
+from .acceptance import CoupledVerification, RejectionVerification
+from .decoding import RoundLoop
+from .draft_worker import DraftWorker
+from .drafter import Drafter
+from .policy import AUTO_FAN_OUT, Policy, estimates_of
+from .processors import DraftProcessors, TargetProcessors
+from .prompt import Prompt
+from .slot_model import SlotModel
+from .speculator import Speculator
+from .transcript import Transcript
+from .validation import check_inputs
+from .verifier import Verifier
+
+
+@dataclass
+class SaguaroGenerateOutput(GenerateDecoderOnlyOutput):
+    """What `generate(..., return_dict_in_generate=True)` returns: the stock fields, and the run's figures.
+
+    Args:
+        saguaro (`SaguaroStats`): figures of the run.
+    """
+
+    saguaro: SaguaroStats | None = None
+
+
+_LAST_STATS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def last_stats(model: nn.Module) -> SaguaroStats | None:
+    """Figures of the last Saguaro run of `model`, or `None`. A PEFT or compiled wrapper answers for its base."""
+    return _LAST_STATS.get(compat.unwrap(model))
+
+
+def saguaro_decoding(
+    self,
+    input_ids: torch.LongTensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    synced_gpus: bool = False,
+    streamer=None,
+    assistant_model: nn.Module | None = None,
+    tokenizer=None,
+    assistant_tokenizer=None,
+    **model_kwargs: Any,
+) -> SaguaroGenerateOutput | torch.LongTensor:
+    """The decoding method that `generate` calls for `speculation=`; the arguments are those of its other modes."""
+    began = time.perf_counter()
+    config = SaguaroConfig.resolve(generation_config.speculation)
+    draft = None if config.execution == "autoregressive" else assistant_model
+    check_inputs(self, generation_config, logits_processor, model_kwargs, synced_gpus)
+    prompt = Prompt.of(input_ids, model_kwargs, generation_config)
+    returns_dict = generation_config.return_dict_in_generate
+    cache = model_kwargs.get(compat.CACHE_KEY)
+    # A cache that `generate` made for this call is only filled if the caller gets to see it.
+    hands_back = cache is not None and (returns_dict or compat.is_users_cache(cache))
+
+    batch_size = input_ids.shape[0]
+    vocab_size = self.config.get_text_config(decoder=True).vocab_size
+    pad = generation_config._pad_token_tensor
+    transcript = Transcript(
+        input_ids,
+        stopping_criteria,
+        0 if pad is None else int(pad),
+        streamer,
+        keep_scores=returns_dict and generation_config.output_scores,
+        keep_logits=returns_dict and generation_config.output_logits,
+    )
+    acceptance = _acceptance(config, generation_config, vocab_size, input_ids.device)
+    slots = SlotModel(self, batch_size)
+    if prompt.cached:
+        slots.cache.import_columns(cache, prompt.column_slots[:, : prompt.cached])
+    verifier = Verifier(slots, acceptance, TargetProcessors(logits_processor, batch_size), transcript, prompt)
+
+    stats = SaguaroStats()
+    policy = Policy(config, estimates_of(self, draft), _can_overlap(self, draft))
+    speculator, worker, sink = None, None, None
+    if draft is not None:
+        draft_processors = DraftProcessors(logits_processor, config.draft_temperature, batch_size)
+        drafter = Drafter(SlotModel(draft, batch_size), acceptance, draft_processors, prompt, vocab_size, transcript.prefix)
+        speculator = Speculator(drafter, policy, input_ids.device)
+        worker = DraftWorker(_draft_threads(self, draft)) if policy.may_overlap else None
+        sink = _adapter(config, draft, self)
+    loop = RoundLoop(verifier, speculator, policy, transcript, stats, worker, sink)
+    try:
+        loop.run()
+    finally:
+        loop.close()
+
+    stats.new_tokens = transcript.new_tokens
+    stats.predicted_speedup = policy.predicted_speedup(stats)
+    stats.close(time.perf_counter() - began)
+    _LAST_STATS[compat.unwrap(self)] = stats
+    transcript.end()
+    if hands_back:
+        slots.cache.export_columns(cache, _new_columns(prompt, transcript))
+    if not returns_dict:
+        return transcript.sequences()
+    return SaguaroGenerateOutput(
+        sequences=transcript.sequences(),
+        scores=transcript.scores(),
+        logits=transcript.logits(),
+        saguaro=stats,
+        **{compat.CACHE_KEY: cache},
+    )
+
+
+def _acceptance(config: SaguaroConfig, generation_config: GenerationConfig, vocab_size: int, device: torch.device):
+    if not generation_config.do_sample:
+        return CoupledVerification(None, vocab_size, device)
+    # One draw from the global generator: `set_seed` makes a run repeatable, and the generator moves on between runs.
+    seed = int(torch.randint(1 << 62, ())) if config.seed is None else config.seed
+    if config.verification == "coupled":
+        return CoupledVerification(seed, vocab_size, device)
+    forks = config.fan_out
+    if isinstance(forks, list):
+        forks = max(1, sum(forks) // len(forks))
+    return RejectionVerification(seed, vocab_size, config.cache_bias, AUTO_FAN_OUT if forks == "auto" else forks)
+
+
+def _new_columns(prompt: Prompt, transcript: Transcript) -> torch.Tensor:
+    """Slots of the columns that plain `generate` would have added to a cache: all but the last token's. `[B, n]`."""
+    given = prompt.column_slots
+    count = transcript.new_length - 1
+    ahead = torch.arange(1, count + 1, device=given.device)
+    lengths = torch.tensor(prompt.lengths, device=given.device)[:, None]
+    emitted = torch.tensor([len(tokens) for tokens in transcript.generated], device=given.device)[:, None]
+    generated = (lengths + ahead).where(ahead < emitted, 0)
+    return torch.cat([given[:, prompt.cached :], generated], dim=1)
+
+
+def _can_overlap(target: nn.Module, draft: nn.Module | None) -> bool:
+    """Whether the draft finds hardware to run on while the target runs."""
+    if draft is None:
+        return False
+    both_on_cpu = target.device.type == draft.device.type == "cpu"
+    return not both_on_cpu or torch.get_num_threads() > 1
+
+
+def _draft_threads(target: nn.Module, draft: nn.Module) -> int | None:
+    if not target.device.type == draft.device.type == "cpu":
+        return None
+    return max(1, torch.get_num_threads() // 4)
+
+
+def _adapter(config: SaguaroConfig, draft: nn.Module, target: nn.Module):
+    if config.adaptation is None:
+        return None
+    from .. import adaptation  # peft is optional: only who adapts needs it
+
+    adapter = adaptation.resolve(config.adaptation, draft)
+    adapter.attach(target)
+    return adapter

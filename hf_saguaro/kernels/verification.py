@@ -1,0 +1,340 @@
+# Copyright 2026 The hf_saguaro authors. SPDX-License-Identifier: Apache-2.0
+"""The two verifications in Triton, one launch each; see `reference.py` for what they compute."""
+
+import torch
+import triton
+import triton.language as tl
+
+from . import reference
+from .tiles import (
+    LAUNCH_OPTIONS,
+    add_to_log_sum,
+    finite_or_zero,
+    lane_tokens,
+    log_of_sum,
+    pack,
+    packed_token,
+    share_row,
+    signed_words,
+    uniform_lanes,
+)
+
+
+_BLOCKS = 1024
+_STREAM_COUPLED = tl.constexpr(reference.STREAM_COUPLED)
+_STREAM_RESIDUAL = tl.constexpr(reference.STREAM_RESIDUAL)
+_GREEDY, _KEYED, _GIVEN = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+
+
+@triton.jit
+def _count_accepted(passes, depths, length):
+    """Leading depths that pass among the first `length`; some depth in `depths` is never less than `length`."""
+    return tl.min(tl.where(passes & (depths < length), 1 << 30, depths), 0)
+
+
+@triton.jit(do_not_specialize=["count", "key_0", "key_1"])
+def coupled_kernel(
+    scores,
+    score_stride_row,
+    score_stride_depth,
+    score_stride_token,
+    noise,
+    noise_stride_row,
+    noise_stride_depth,
+    noise_stride_token,
+    proposals,
+    lengths,
+    rows,
+    positions,
+    best,  # [B, K+1] int64, zero: the largest packed score of each depth so far
+    arrived,  # [B] int32, zero: programs of a row that are done
+    accepted,
+    next_token,
+    choices,
+    count,  # K+1
+    vocab_size,
+    tiles_each,
+    temperature,
+    key_0,
+    key_1,
+    NOISE: tl.constexpr,
+    DEPTHS: tl.constexpr,  # K+1 up to a power of two
+    BLOCKS: tl.constexpr,
+):
+    row = (tl.program_id(0) // count).to(tl.int64)
+    depth = tl.program_id(0) % count
+    score_row = scores + row * score_stride_row + depth * score_stride_depth
+    noise_row = noise + row * noise_stride_row + depth * noise_stride_depth
+
+    # Element i of these goes through rising token ids, so a strict comparison keeps the lowest of equal ones.
+    top = tl.full((BLOCKS,), -float("inf"), tl.float32)
+    top_token = tl.zeros((BLOCKS,), tl.int32)
+    for tile in range(tiles_each):
+        first_block = (tl.program_id(1) * tiles_each + tile) * BLOCKS
+        if NOISE == _KEYED:
+            position = tl.load(positions + row) + depth
+            uniforms = uniform_lanes(
+                first_block, position, tl.load(rows + row), _STREAM_COUPLED, key_0, key_1, BLOCKS
+            )
+        for lane in tl.static_range(4):
+            tokens = lane_tokens(first_block, lane, BLOCKS)
+            inside = tokens < vocab_size
+            offsets = tokens.to(tl.int64)
+            value = tl.load(score_row + offsets * score_stride_token, mask=inside, other=-float("inf")).to(tl.float32)
+            if NOISE != _GREEDY:
+                value = tl.div_rn(value, temperature)
+            if NOISE == _KEYED:
+                value += -tl.log(-tl.log(uniforms[lane]))
+            if NOISE == _GIVEN:
+                value += tl.load(noise_row + offsets * noise_stride_token, mask=inside, other=0.0)
+            better = value > top
+            top = tl.where(better, value, top)
+            top_token = tl.where(better, tokens, top_token)
+
+    tl.atomic_max(best + row * count + depth, tl.max(pack(top, top_token), 0))
+    if tl.atomic_add(arrived + row, 1) == count * tl.num_programs(1) - 1:
+        depths = tl.arange(0, DEPTHS)
+        keys = tl.load(best + row * count + depths, mask=depths < count, other=0, cache_modifier=".cg")
+        chosen = packed_token(keys)
+        proposed = tl.load(proposals + row * (count - 1) + depths, mask=depths < count - 1, other=-1)
+        length = tl.load(lengths + row).to(tl.int32)
+        accept = _count_accepted(chosen == proposed, depths, length)
+        tl.store(choices + row * count + depths, chosen, mask=depths < count)
+        tl.store(accepted + row, accept.to(tl.int64))
+        tl.store(next_token + row, tl.sum(tl.where(depths == accept, chosen, 0), 0))
+
+
+def coupled_verification(
+    scores, proposals, lengths, *, temperature=1.0, seed=None, rows=None, positions=None, noise=None
+):
+    """See `reference.coupled_verification`."""
+    batch, count, vocab_size = scores.shape
+    device = scores.device
+    accepted = torch.empty((batch,), dtype=torch.int64, device=device)
+    next_token = torch.empty_like(accepted)
+    choices = torch.empty((batch, count), dtype=torch.int64, device=device)
+    if batch == 0:
+        return accepted, next_token, choices
+    # One fill clears both: B*(K+1) int64 keys and B int32 counts.
+    scratch = torch.zeros((batch * (count + 1),), dtype=torch.int64, device=device)
+    if seed is not None:
+        mode, given = _KEYED, scores
+        rows, positions = rows.contiguous(), positions.contiguous()
+    else:
+        mode, given = (_GREEDY, scores) if noise is None else (_GIVEN, noise)
+        rows = positions = lengths
+    shares, tiles_each = share_row(device, batch * count, vocab_size, 4 * _BLOCKS)
+    coupled_kernel[(batch * count, shares)](
+        scores,
+        *scores.stride(),
+        given,
+        *given.stride(),
+        proposals.contiguous(),
+        lengths.contiguous(),
+        rows,
+        positions,
+        scratch[: batch * count],
+        scratch[batch * count :].view(torch.int32),
+        accepted,
+        next_token,
+        choices,
+        count,
+        vocab_size,
+        tiles_each,
+        float(temperature),
+        *signed_words(seed or 0),
+        NOISE=mode.value,
+        DEPTHS=triton.next_power_of_2(count),
+        BLOCKS=_BLOCKS,
+        **LAUNCH_OPTIONS,
+    )
+    return accepted, next_token, choices
+
+
+@triton.jit
+def _row_log_sums(peaks, totals, depths, count, shares, DEPTHS: tl.constexpr, SHARES: tl.constexpr):
+    """[DEPTHS] log-sums of the rows that begin at `peaks` and `totals`, each left in `shares` parts."""
+    part = tl.arange(0, SHARES)[None, :]
+    index = depths[:, None] * shares + part
+    mask = (depths < count)[:, None] & (part < shares)
+    peak = tl.load(peaks + index, mask=mask, other=-float("inf"), cache_modifier=".cg")
+    total = tl.load(totals + index, mask=mask, other=0.0, cache_modifier=".cg")
+    highest = finite_or_zero(tl.max(peak, 1))
+    summed = tl.sum(total * tl.exp(peak - highest[:, None]), 1)
+    return log_of_sum(highest, summed, 0.0)
+
+
+@triton.jit(do_not_specialize=["depth_count"])
+def rejection_kernel(
+    target,
+    target_stride_row,
+    target_stride_depth,
+    target_stride_token,
+    draft,
+    draft_stride_row,
+    draft_stride_depth,
+    draft_stride_token,
+    proposals,
+    lengths,
+    point_mass,
+    uniforms,
+    seeds,
+    peaks,  # [B, 2K+1, shares] float32: largest score of each part of each row, target rows first
+    totals,  # likewise: sum of exp(score - peak)
+    arrived,  # [B] int32, zero
+    accepted,
+    next_token,
+    depth_count,  # K
+    vocab_size,
+    tiles_each,
+    tiles,
+    HAS_DRAFT: tl.constexpr,
+    DEPTHS: tl.constexpr,  # K+1 up to a power of two
+    SHARES: tl.constexpr,  # programs of a row up to a power of two
+    BLOCKS: tl.constexpr,
+):
+    if HAS_DRAFT:
+        lines = 2 * depth_count + 1
+    else:
+        lines = depth_count + 1
+    row = (tl.program_id(0) // lines).to(tl.int64)
+    line = tl.program_id(0) % lines
+    share, shares = tl.program_id(1), tl.num_programs(1)
+    length = tl.load(lengths + row).to(tl.int32)
+    if HAS_DRAFT:
+        knows_q = tl.load(point_mass + row) == 0
+    else:
+        knows_q = length < 0
+    target_row = target + row * target_stride_row
+    draft_row = draft + row * draft_stride_row
+    peaks += row * lines * shares
+    totals += row * lines * shares
+
+    # The log-sum of one line of scores: a target row that can be reached, or a draft row that will be compared.
+    is_target = line <= depth_count
+    depth = tl.where(is_target, line, line - depth_count - 1)
+    wanted = tl.where(is_target, depth <= length, (depth < length) & knows_q)
+    peak, total = -float("inf"), 0.0
+    for tile in range(tl.where(wanted, tiles_each, 0)):
+        first = (share * tiles_each + tile) * (4 * BLOCKS)
+        tokens = first + tl.arange(0, 4 * BLOCKS)
+        inside = tokens < vocab_size
+        offsets = tokens.to(tl.int64)
+        if is_target:
+            start = target_row + depth * target_stride_depth
+            value = tl.load(start + offsets * target_stride_token, mask=inside, other=-float("inf")).to(tl.float32)
+        else:
+            start = draft_row + depth * draft_stride_depth
+            value = tl.load(start + offsets * draft_stride_token, mask=inside, other=-float("inf")).to(tl.float32)
+        peak, total = add_to_log_sum(peak, total, value)
+    tl.store(peaks + line * shares + share, peak)
+    tl.store(totals + line * shares + share, total)
+    tl.debug_barrier()  # the parts are written before the arrival is counted
+
+    if tl.atomic_add(arrived + row, 1) == lines * shares - 1:
+        depths = tl.arange(0, DEPTHS)
+        log_sum_p = _row_log_sums(peaks, totals, depths, depth_count + 1, shares, DEPTHS, SHARES)
+        after_target = (depth_count + 1) * shares
+        draft_lines = lines - depth_count - 1
+        log_sum_q = _row_log_sums(
+            peaks + after_target, totals + after_target, depths, draft_lines, shares, DEPTHS, SHARES
+        )
+        proposed = depths < length
+        token = tl.load(proposals + row * depth_count + depths, mask=proposed, other=0)
+        score_p = tl.load(
+            target_row + depths * target_stride_depth + token * target_stride_token, mask=proposed, other=0.0
+        ).to(tl.float32)
+        score_q = tl.load(
+            draft_row + depths * draft_stride_depth + token * draft_stride_token,
+            mask=depths < tl.where(knows_q, length, 0),
+            other=0.0,
+        ).to(tl.float32)
+        probability = tl.exp(score_p - log_sum_p)
+        draft_probability = tl.where(knows_q, tl.exp(score_q - log_sum_q), 1.0)
+        uniform = tl.load(uniforms + row * depth_count + depths, mask=proposed, other=0.0)
+        accept = _count_accepted(uniform * draft_probability < probability, depths, length)
+        tl.store(accepted + row, accept.to(tl.int64))
+
+        # The draw at depth `accept`: weights w and exponential noise e, the token is argmax w / e.
+        here = depths == accept
+        shift_p = tl.sum(tl.where(here, log_sum_p, 0.0), 0)
+        shift_q = tl.sum(tl.where(here, log_sum_q, 0.0), 0)
+        refused = tl.sum(tl.where(here, token, 0), 0)
+        is_rejected = accept < length
+        has_q = is_rejected & knows_q
+        draft_size = tl.where(has_q, vocab_size, 0)
+        seed = tl.load(seeds + row)
+        top = tl.zeros((BLOCKS,), tl.float32)
+        top_token = tl.zeros((BLOCKS,), tl.int32)
+        top_p = tl.zeros((BLOCKS,), tl.float32)
+        top_p_token = tl.zeros((BLOCKS,), tl.int32)
+        target_row += accept * target_stride_depth
+        draft_row += accept * draft_stride_depth
+        for tile in range(tiles):
+            noise = uniform_lanes(
+                tile * BLOCKS, seed * 0, seed * 0, _STREAM_RESIDUAL, seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF, BLOCKS
+            )
+            for lane in tl.static_range(4):
+                tokens = lane_tokens(tile * BLOCKS, lane, BLOCKS)
+                offsets = tokens.to(tl.int64)
+                address = target_row + offsets * target_stride_token
+                value = tl.load(address, mask=tokens < vocab_size, other=-float("inf"))
+                p = tl.exp(value.to(tl.float32) - shift_p)
+                value = tl.load(draft_row + offsets * draft_stride_token, mask=tokens < draft_size, other=-float("inf"))
+                q = tl.where(
+                    has_q, tl.exp(value.to(tl.float32) - shift_q), tl.where(is_rejected & (tokens == refused), 1.0, 0.0)
+                )
+                exponential = -tl.log(noise[lane])
+                drawn_p = tl.div_rn(p, exponential)
+                drawn = tl.div_rn(tl.maximum(p - q, 0.0), exponential)
+                better = drawn > top
+                top = tl.where(better, drawn, top)
+                top_token = tl.where(better, tokens, top_token)
+                better = drawn_p > top_p
+                top_p = tl.where(better, drawn_p, top_p)
+                top_p_token = tl.where(better, tokens, top_p_token)
+        from_residual = tl.max(pack(top, top_token), 0)
+        from_p = tl.max(pack(top_p, top_p_token), 0)
+        tl.store(next_token + row, packed_token(tl.where(tl.max(top, 0) > 0, from_residual, from_p)))
+
+
+def rejection_verification(
+    target_scores, draft_scores, proposals, lengths, *, point_mass, uniforms, residual_seeds
+):
+    """See `reference.rejection_verification`."""
+    batch, count, vocab_size = target_scores.shape
+    device = target_scores.device
+    accepted = torch.empty((batch,), dtype=torch.int64, device=device)
+    next_token = torch.empty_like(accepted)
+    if batch == 0:
+        return accepted, next_token
+    draft = target_scores if draft_scores is None else draft_scores
+    lines = count if draft_scores is None else 2 * count - 1
+    shares, tiles_each = share_row(device, batch * lines, vocab_size, 4 * _BLOCKS)
+    parts = torch.empty((2, batch, lines, shares), device=device)
+    rejection_kernel[(batch * lines, shares)](
+        target_scores,
+        *target_scores.stride(),
+        draft,
+        *draft.stride(),
+        proposals.contiguous(),
+        lengths.contiguous(),
+        point_mass.contiguous().view(torch.uint8),
+        uniforms.contiguous(),
+        residual_seeds.contiguous(),
+        parts[0],
+        parts[1],
+        torch.zeros((batch,), dtype=torch.int32, device=device),
+        accepted,
+        next_token,
+        count - 1,
+        vocab_size,
+        tiles_each,
+        triton.cdiv(vocab_size, 4 * _BLOCKS),
+        HAS_DRAFT=draft_scores is not None,
+        DEPTHS=triton.next_power_of_2(count),
+        SHARES=triton.next_power_of_2(shares),
+        BLOCKS=_BLOCKS,
+        **LAUNCH_OPTIONS,
+    )
+    return accepted, next_token

@@ -1,0 +1,110 @@
+# Copyright 2026 The hf_saguaro authors. SPDX-License-Identifier: Apache-2.0
+"""What a run reports."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class SaguaroStats:
+    """Figures of one `generate` call. The token that the prefill gives belongs to no round.
+
+    A round verifies one proposal for every running row. It is a cache hit when the proposal of every running row came
+    from the speculation cache, so that nothing had to be drafted while the target waited (arXiv 2603.03251, section 3).
+    Seconds are wall-clock time.
+    """
+
+    rounds: int = 0
+    new_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    accepted_by_depth: list[int] = field(default_factory=list)
+    tokens_in_rounds: int = 0
+    tokens_on_hit: int = 0
+    row_hits: int = 0
+    row_rounds: int = 0
+    verify_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    total_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    compile_seconds: float = 0.0
+    predicted_speedup: float | None = None
+    execution: str = "autoregressive"
+    backup: str = "none"
+    adapter_version: tuple[int, int] | None = None
+    draft_failure: str | None = None
+
+    def __post_init__(self) -> None:
+        self.rounds_by_execution: Counter[str] = Counter()
+        self.rounds_by_backup: Counter[str] = Counter()
+
+    @property
+    def hit_rate(self) -> float:
+        return self.cache_hits / self.rounds if self.rounds else 0.0
+
+    @property
+    def mean_accepted(self) -> float:
+        return self.accepted_tokens / self.rounds if self.rounds else 0.0
+
+    @property
+    def tokens_per_round(self) -> float:
+        return self.tokens_in_rounds / self.rounds if self.rounds else 0.0
+
+    @property
+    def tokens_per_round_on_hit(self) -> float:
+        return self.tokens_on_hit / self.cache_hits if self.cache_hits else 0.0
+
+    @property
+    def tokens_per_round_on_miss(self) -> float:
+        return (self.tokens_in_rounds - self.tokens_on_hit) / self.cache_misses if self.cache_misses else 0.0
+
+    def record_round(self, *, execution: str, backups: list[str], hits: list[bool], drafted: int, accepted: list[int],
+                     emitted: int) -> None:  # fmt: skip
+        """Counts one round. The lists have one entry per row that was running when the round began; `backups` only
+        one per row that missed."""
+        self.rounds += 1
+        hit = all(hits)
+        self.cache_hits += hit
+        self.cache_misses += not hit
+        self.row_hits += sum(hits)
+        self.row_rounds += len(hits)
+        self.drafted_tokens += drafted
+        self.accepted_tokens += sum(accepted)
+        for length in accepted:
+            self.accepted_by_depth.extend([0] * (length + 1 - len(self.accepted_by_depth)))
+            self.accepted_by_depth[length] += 1
+        self.tokens_in_rounds += emitted
+        self.tokens_on_hit += emitted if hit else 0
+        self.rounds_by_execution[execution] += 1
+        self.rounds_by_backup.update(backups)
+
+    def close(self, total_seconds: float) -> None:
+        """Settles what only the whole run can tell: what really ran, the longest share named."""
+        self.total_seconds = total_seconds
+        if self.rounds_by_execution:
+            self.execution = self.rounds_by_execution.most_common(1)[0][0]
+        if self.rounds_by_backup:
+            self.backup = self.rounds_by_backup.most_common(1)[0][0]
+
+    def to_dict(self) -> dict[str, Any]:
+        values = dataclasses.asdict(self)
+        for name in ("hit_rate", "mean_accepted", "tokens_per_round", "tokens_per_round_on_hit", "tokens_per_round_on_miss"):
+            values[name] = getattr(self, name)
+        return values
+
+    def __str__(self) -> str:
+        speedup = f", predicted speedup {self.predicted_speedup:.2f}" if self.predicted_speedup else ""
+        failure = f"; the draft failed: {self.draft_failure}" if self.draft_failure else ""
+        return (
+            f"{self.new_tokens} tokens in {self.total_seconds:.2f} s: {self.rounds} rounds ({self.execution}, backup "
+            f"{self.backup}), {self.tokens_per_round:.2f} tokens a round, {self.mean_accepted:.2f} accepted, hit rate "
+            f"{self.hit_rate:.2f}; verify {self.verify_seconds:.2f} s, draft {self.draft_seconds:.2f} s, wait "
+            f"{self.wait_seconds:.2f} s{speedup}{failure}"
+        )
