@@ -180,15 +180,15 @@ class RejectionVerification:
         device, width = scores.device, proposal.width
         row = torch.tensor(rows, device=device)
         start = torch.tensor(positions, device=device)
-        at = start[:, None] + torch.arange(width, device=device)
-        tests = kernels.keyed_uniform(self._tests, row.repeat_interleave(width), at.flatten(), 1).view_as(at)
+        at = start[:, None] + torch.arange(max(width, 1), device=device)
+        tests = kernels.keyed_uniform(self._tests, row.repeat_interleave(at.shape[1]), at.flatten(), 1).view_as(at)
         return kernels.rejection_verification(
             scores,
             proposal.scores,
             proposal.tokens,
             torch.tensor(proposal.lengths, device=device),
             point_mass=torch.tensor(proposal.point_mass, device=device),
-            uniforms=tests,
+            uniforms=tests[:, :width],
             residual_seeds=self._target ^ (row << 40) ^ start,
         )
 
