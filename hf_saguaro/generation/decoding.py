@@ -83,6 +83,7 @@ class RoundLoop:
             self.worker.share_cores(True)
             read = self.worker.submit(read).result
         logits = self.verifier.prefill()
+        self.policy.saw_prefill(time.perf_counter() - began)
         if read is not None:
             self._guarded(read)
         self.stats.prefill_seconds = time.perf_counter() - began

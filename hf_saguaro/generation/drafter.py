@@ -12,6 +12,7 @@ Nothing is copied when a branch comes true: the next glue pass reads its tokens 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -101,7 +102,7 @@ class Drafter:
         self._prompt_lengths = [len(tokens) for tokens in self.prompts]
         self.lengths = list(self._prompt_lengths)
         self.valid = [0] * len(self.prompts)
-        self.passes = 0
+        self.pass_seconds: float | None = None  # of the last narrow pass
         self._text = torch.zeros(len(self.prompts), 2 * max(self.lengths) + 64, dtype=torch.long, device=slots.device)
         for row, tokens in enumerate(self.prompts):
             self._text[row, : len(tokens)] = tokens
@@ -144,17 +145,17 @@ class Drafter:
         positions = columns.where(columns < torch.tensor(self.lengths, device=self.slots.device)[:, None], -1)
         self.slots.prefill(self._known(self._text[:, :width]), positions)
         self.valid = list(self.lengths)
-        self.passes += 1
 
     def chain(self, rows: list[int], depth: int, go_on: Callable[[Chain], bool]) -> Chain:
         """Drafts up to `depth` tokens after the text, one pass a token, as long as `go_on` says so."""
         chain = Chain(rows)
         feed, first = self._unread(rows)
         while True:
+            began = time.perf_counter()
             logits = self.slots.forward(feed, first, keep=1, rows=rows)[:, -1]
             ahead = len(chain.tokens)
-            self.passes += 1
             self._extend(chain, logits, [self.lengths[row] + ahead for row in rows], lambda i: chain.of_row(i))
+            self.pass_seconds = time.perf_counter() - began
             if ahead + 1 == depth or not go_on(chain):
                 break
             feed, first = self._known(chain.tokens[-1][:, None]), [self.lengths[row] + ahead for row in rows]
@@ -172,7 +173,6 @@ class Drafter:
         feed, first = self._unread(rows)
         width = sent.shape[1]
         logits = self.slots.forward(torch.cat([feed, self._known(sent)], dim=1), first, keep=width + 1, rows=rows)
-        self.passes += 1
         for row in rows:
             self.valid[row] = self.lengths[row] + proposal.lengths[row]
         flat_rows = [row for row in rows for _ in range(width + 1)]
@@ -207,7 +207,6 @@ class Drafter:
         step = len(tree.tokens)
         feed = tree.tokens[-1] if tree.tokens else tree.fork_tokens
         logits = self.slots.tree(self._known(feed), tree.layout, step, rows=tree.rows)
-        self.passes += 1
         branches = range(len(tree.depths))
         flat_rows = [row for row in tree.rows for _ in branches]
         ahead = [length + depth + 1 + step for length in tree.text_lengths for depth in tree.depths]
@@ -230,12 +229,12 @@ class Drafter:
         layout = TreeLayout(tree.layout.limits[r], tree.layout.start)
         fork = tree.fork_tokens[r, m]
         while len(chain.tokens) < depth and go_on(chain):
-            step = len(chain.tokens)
+            began, step = time.perf_counter(), len(chain.tokens)
             feed = chain.tokens[-1] if chain.tokens else fork
             logits = self.slots.tree(self._known(feed[:, None]), layout, step, rows=rows, branches=branches)[:, -1]
-            self.passes += 1
             ahead = [tree.text_lengths[place] + tree.depths[branch] + 1 + step for place, branch in zip(places, branches)]
             self._extend(chain, logits, ahead, lambda i: torch.cat([tree.root_of(places[i], branches[i]), chain.of_row(i)]))
+            self.pass_seconds = time.perf_counter() - began
         return chain
 
     # Scores and draws

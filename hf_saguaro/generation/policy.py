@@ -55,6 +55,7 @@ class Estimates:
     """What a pair of models has shown so far on its devices. Kept between calls, so that the next one starts warm."""
 
     def __init__(self) -> None:
+        self.prefill: float | None = None  # seconds of the target's last prefill
         self.step = Average()  # seconds of a plain decoding step
         self.verify: dict[str, Average] = {}  # seconds of a verify, by execution
         self.draft_pass = Average()  # seconds of one narrow draft pass on the critical path
@@ -67,6 +68,10 @@ class Estimates:
         self.rounds = 0
         self.next_probe = 0
         self.probe_gap = 32
+
+    def step_seconds(self) -> float | None:
+        """Seconds of one step of the target, from the nearest thing that was measured."""
+        return self.step.value or min((average.value for average in self.verify.values()), default=self.prefill)
 
     def accept_rates(self, depth: int, copied: bool = False) -> list[float]:
         rates = self.copied if copied else self.drafted
@@ -182,15 +187,20 @@ class Policy:
         order of work."""
         return self._fixed_depth is not None and (self.config.backup == "draft" or plan.execution == "sync")
 
-    def chain_pays(self, confidence: list[float]) -> bool:
-        """Whether one more draft pass on the critical path is worth its time.
+    def pass_pays(self, confidence: list[float]) -> bool:
+        """Whether one more draft pass, with the target waiting for it, is worth its time.
+
+        With a fixed K chains are completed, unless the draft is so slow that a pass outlasts two steps of the target.
 
         Args:
             confidence (`list[float]`): the draft's probability of every token of the chain so far.
         """
         seen = self.estimates
-        if seen.draft_pass.value is None or seen.step.value is None:
+        step = seen.step_seconds()
+        if seen.draft_pass.value is None or step is None:
             return True
+        if self._fixed_depth is not None:
+            return seen.draft_pass.value < 2 * step
         survives = 1.0
         for value in confidence:
             survives *= self._calibrated(value)
@@ -202,7 +212,7 @@ class Policy:
         """What a token costs at present: the price that an accepted draft token saves."""
         seen = self.estimates
         costs = [average.value for average in seen.token.values() if average.weight >= 2]
-        return min([*costs, seen.step.value])
+        return min([*costs, seen.step_seconds()])
 
     def _calibrated(self, confidence: float) -> float:
         return self.estimates.by_confidence[min(int(confidence * 10), 9)].value
@@ -234,9 +244,13 @@ class Policy:
                 if proposal.confidence[row]:
                     seen.by_confidence[min(int(proposal.confidence[row][depth] * 10), 9)].add(depth < length)
 
-    def saw_draft(self, seconds: float, passes: int) -> None:
-        """Takes in draft work on the critical path."""
-        self.estimates.draft_pass.add(seconds / passes)
+    def saw_prefill(self, seconds: float) -> None:
+        """Takes in the target's reading of the prompt: until a step has been seen, a bound for one."""
+        self.estimates.prefill = seconds
+
+    def saw_pass(self, seconds: float) -> None:
+        """Takes in one narrow draft pass."""
+        self.estimates.draft_pass.add(seconds)
 
     def saw_tree(self, seconds: float) -> None:
         """Takes in a whole tree: glue and all passes."""

@@ -67,12 +67,13 @@ class Speculator:
                 self._lookup[row].extend([*tokens.tolist(), next_token])
         ready = set(hits) if served else set()
         missed = [row for row in outcome.rows if row not in ready]
-        copies, backup = {}, "none"
-        if missed and depth > 0:
-            chain, copies, backup = self._back_up(missed, depth, plan)
-            served += [chain] if chain is not None else []
+        proposal = self._assemble(served, ready, *self._back_up(missed, depth, plan))
         self.busy_seconds += time.perf_counter() - began
-        return self._assemble(len(proposal.lengths), served, copies, ready, [backup] * len(missed))
+        return proposal
+
+    def open(self, plan: RoundPlan) -> Proposal:
+        """A proposal for the text as it is, before any round."""
+        return self._assemble([], set(), *self._back_up(plan.rows, plan.depth, plan))
 
     def answer(self, proposal: Proposal, outcome: Outcome, plan: RoundPlan) -> Proposal:
         """The next proposal where nothing was prepared: draft and target take turns."""
@@ -82,25 +83,31 @@ class Speculator:
         """The proposal after the prefill: a miss by definition."""
         return self.answer(Proposal.empty(len(self.drafter.lengths), self.device), outcome, plan)
 
-    def _back_up(self, rows: list[int], depth: int, plan: RoundPlan):
-        """What the rows that missed get: (draft chain, {row: copied tokens}, name)."""
+    def _back_up(self, rows: list[int], depth: int, plan: RoundPlan) -> tuple[Chain | None, dict[int, list[int]], list[str]]:
+        """What the rows that missed get: a draft chain, or copied tokens by row; and its name, once a row."""
+        if not rows or depth <= 0:
+            return None, {}, ["none"] * len(rows)
         wanted = self.policy.config.backup
         whole = self.policy.completes_chains(plan)
-        if wanted == "draft" or wanted == "auto" and (whole or self.policy.chain_pays([])):
-            began, passes = time.perf_counter(), self.drafter.passes
-            chain = self.drafter.chain(rows, depth, (lambda _: True) if whole else self._pays)
-            self.policy.saw_draft(time.perf_counter() - began, self.drafter.passes - passes)
-            return chain, {}, "draft"
+        if wanted == "draft" or wanted == "auto" and (whole or self.policy.pass_pays([])):
+            return self.drafter.chain(rows, depth, self._complete if whole else self._pays), {}, ["draft"] * len(rows)
         if self._lookup is not None:
             copies = {row: self._lookup[row].continuation(depth) for row in rows}
-            return None, {row: tokens for row, tokens in copies.items() if tokens}, "prompt_lookup"
-        return None, {}, "none"
+            return None, {row: tokens for row, tokens in copies.items() if tokens}, ["prompt_lookup"] * len(rows)
+        return None, {}, ["none"] * len(rows)
 
     def _pays(self, chain: Chain) -> bool:
-        return self.policy.chain_pays([float(values.mean()) for values in chain.confidence])
+        self._complete(chain)
+        return self.policy.pass_pays([float(values.mean()) for values in chain.confidence])
 
-    def _assemble(self, batch_size: int, chains: list[Chain], copies: dict[int, list[int]], hits: set[int],
+    def _complete(self, chain: Chain) -> bool:
+        if self.drafter.pass_seconds is not None:
+            self.policy.saw_pass(self.drafter.pass_seconds)
+        return True
+
+    def _assemble(self, prepared: list[Chain], hits: set[int], chain: Chain | None, copies: dict[int, list[int]],
                   backups: list[str]) -> Proposal:  # fmt: skip
+        chains, batch_size = prepared + ([] if chain is None else [chain]), len(self.drafter.lengths)
         lengths, point_mass = [0] * batch_size, [True] * batch_size
         confidence: list[list[float]] = [[] for _ in range(batch_size)]
         width = max([len(chain.tokens) for chain in chains] + [len(tokens) for tokens in copies.values()], default=0)

@@ -71,12 +71,7 @@ class Transcript:
     @property
     def running(self) -> list[int]:
         """Rows that still want tokens."""
-        if self._pads:
-            return [row for row in range(self.batch_size) if self._stopped_at[row] is None]
-        if all(stop is not None for stop in self._stopped_at):
-            goal = max(self._stopped_at)
-            return [row for row in range(self.batch_size) if len(self.generated[row]) < goal]
-        return list(range(self.batch_size))
+        return [row for row in range(self.batch_size) if not self._over(row)]
 
     def append(self, row: int, token: int, scores: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> bool:
         """Emits one token. `scores` and `logits` (`[V]`) are recorded if asked for. Returns whether the row is over."""
@@ -91,7 +86,12 @@ class Transcript:
             self._logits[row].append(logits.clone())
         if self._stopped_at[row] is None and self._stops(row, token):
             self._stopped_at[row] = len(self.generated[row])
-        return row not in self.running
+        return self._over(row)
+
+    def _over(self, row: int) -> bool:
+        if self._pads:
+            return self._stopped_at[row] is not None
+        return None not in self._stopped_at and len(self.generated[row]) >= max(self._stopped_at)
 
     def _stops(self, row: int, token: int) -> bool:
         over = token in self._eos or self.remaining(row) == 0
@@ -110,10 +110,10 @@ class Transcript:
             for row, tokens in enumerate(self.generated):
                 if len(tokens) > self._streamed:
                     step.append(tokens[self._streamed])
-                elif row in self.running:
-                    return
-                else:
+                elif self._over(row):
                     step.append(self._pad)
+                else:
+                    return
             self._streamer.put(torch.tensor(step))
             self._streamed += 1
 
@@ -129,7 +129,8 @@ class Transcript:
 
     @property
     def new_tokens(self) -> int:
-        return sum(min(len(tokens), self.new_length) for tokens in self.generated)
+        longest = self.new_length
+        return sum(min(len(tokens), longest) for tokens in self.generated)
 
     def sequences(self) -> torch.Tensor:
         """`[B, L + new_length]`, int64."""

@@ -53,7 +53,7 @@ def check_models(target: nn.Module, draft: nn.Module | None, tokenizers: tuple[A
         raise SaguaroError(f"{type(target).__name__} has a decoding loop of its own, which speculation would replace.")
     if draft is None:
         return
-    _check_model(draft, "the draft (`assistant_model`)")
+    check_draft(draft)
     ours, theirs = _vocab_size(target), _vocab_size(draft)
     if abs(ours - theirs) > 0.01 * max(ours, theirs):
         raise SaguaroError(
@@ -67,6 +67,11 @@ def check_models(target: nn.Module, draft: nn.Module | None, tokenizers: tuple[A
                 "`tokenizer` and `assistant_tokenizer` map text to different ids, so the draft's tokens mean nothing to "
                 "the target. Use a draft with the target's tokenizer."
             )
+
+
+def check_draft(draft: nn.Module) -> None:
+    """Whether a model can draft."""
+    _check_model(draft, "the draft (`assistant_model`)")
 
 
 def _check_model(model: nn.Module, who: str) -> None:
