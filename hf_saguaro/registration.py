@@ -107,11 +107,6 @@ def _with_own_checks(stock: Callable) -> Callable:
     def _validate_generation_mode(self, generation_mode, generation_config, generation_mode_kwargs):
         if generation_mode != MODE:
             return stock(self, generation_mode, generation_config, generation_mode_kwargs)
-        if not generation_config.do_sample and generation_config.num_return_sequences > 1:
-            raise SaguaroError(
-                f"`num_return_sequences`={generation_config.num_return_sequences} with greedy decoding would give the same "
-                "text several times. Set `do_sample=True`."
-            )
         tokenizers = tuple(generation_mode_kwargs.get(name) for name in ("tokenizer", "assistant_tokenizer"))
         check_models(self, generation_mode_kwargs.get("assistant_model"), tokenizers)
 

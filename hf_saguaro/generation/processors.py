@@ -116,9 +116,11 @@ def _bound_to_row(processor: LogitsProcessor, row: int, batch_size: int) -> Logi
         allowed = processor._prefix_allowed_tokens_fn
         return stock.PrefixConstrainedLogitsProcessor(partial(_for_batch_id, allowed, row), num_beams=1)
     bound = copy.deepcopy(processor) if hasattr(processor, "state") else copy.copy(processor)
-    if hasattr(processor, "encoder_input_ids"):
-        prompt = row * processor.encoder_input_ids.shape[0] // batch_size
-        bound.encoder_input_ids = processor.encoder_input_ids[prompt : prompt + 1]
+    for name in ("encoder_input_ids", "prompt_ignore_length"):  # one entry a prompt
+        value = getattr(processor, name, None)
+        if isinstance(value, torch.Tensor):
+            prompt = row * value.shape[0] // batch_size
+            setattr(bound, name, value[prompt : prompt + 1])
     if isinstance(processor, stock.EncoderNoRepeatNGramLogitsProcessor):
         prompt = row * processor.batch_size // batch_size
         bound.generated_ngrams, bound.batch_size = processor.generated_ngrams[prompt : prompt + 1], 1
