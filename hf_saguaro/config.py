@@ -73,7 +73,9 @@ class SaguaroConfig:
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
-                raise SaguaroError(f"`{name}` is {getattr(self, name)!r}; choose one of {', '.join(map(repr, choices))}.")
+                raise SaguaroError(
+                    f"`{name}` is {getattr(self, name)!r}; choose one of {', '.join(map(repr, choices))}."
+                )
         self._check_num_assistant_tokens()
         self._check_fan_out()
         if not _is_number(self.cache_bias) or not 0 < self.cache_bias <= 1:
@@ -87,7 +89,9 @@ class SaguaroConfig:
             raise SaguaroError(f"`seed` is {self.seed!r}; use an int, or None to draw one from torch's generator.")
         if self.compile != "auto" and not isinstance(self.compile, bool):
             raise SaguaroError(f"`compile` is {self.compile!r}; use True, False or 'auto'.")
-        if self.draft_temperature is not None and (not _is_number(self.draft_temperature) or self.draft_temperature <= 0):
+        if self.draft_temperature is not None and (
+            not _is_number(self.draft_temperature) or self.draft_temperature <= 0
+        ):
             raise SaguaroError(f"`draft_temperature` is {self.draft_temperature!r}; use a number above 0, or None.")
 
     def _check_num_assistant_tokens(self) -> None:
@@ -100,7 +104,9 @@ class SaguaroConfig:
         if isinstance(f, (list, tuple)):
             self.fan_out = f = list(f)
             if len(f) < 2 or not all(_is_int(count) and 0 <= count <= MAX_FAN_OUT for count in f):
-                raise SaguaroError(f"`fan_out` is {f!r}; a list needs K + 1 ints from 0 to {MAX_FAN_OUT}, K at least 1.")
+                raise SaguaroError(
+                    f"`fan_out` is {f!r}; a list needs K + 1 ints from 0 to {MAX_FAN_OUT}, K at least 1."
+                )
             if k == "auto":
                 self.num_assistant_tokens = len(f) - 1
                 self._check_num_assistant_tokens()
@@ -111,6 +117,10 @@ class SaguaroConfig:
                 )
         elif f != "auto" and not (_is_int(f) and 0 <= f <= MAX_FAN_OUT):
             raise SaguaroError(f"`fan_out` is {f!r}; use an int from 0 to {MAX_FAN_OUT}, a list of ints, or 'auto'.")
+
+    def __deepcopy__(self, memo: dict) -> SaguaroConfig:
+        # `generate` copies its config; a live adapter is one object, with a thread of its own.
+        return dataclasses.replace(self)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON-safe values; a live adapter becomes its config, or `True`."""
@@ -125,7 +135,9 @@ class SaguaroConfig:
         known = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(set(values) - known)
         if unknown:
-            raise SaguaroError(f"unknown speculation field(s) {', '.join(unknown)}; known are {', '.join(sorted(known))}.")
+            raise SaguaroError(
+                f"unknown speculation field(s) {', '.join(unknown)}; known are {', '.join(sorted(known))}."
+            )
         return cls(**values)
 
     @classmethod

@@ -84,7 +84,13 @@ def custom_generate(draft: nn.Module, config: SaguaroConfig | dict | str = MODE)
         check_models(model, draft, (None, None))
         generation_config.speculation = config
         return saguaro_decoding(
-            model, input_ids, logits_processor, stopping_criteria, generation_config, assistant_model=draft, **model_kwargs
+            model,
+            input_ids,
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            assistant_model=draft,
+            **model_kwargs,
         )
 
     return decode

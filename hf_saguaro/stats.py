@@ -8,6 +8,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from .generation.theory import ssd_speedup
+
 
 @dataclass
 class SaguaroStats:
@@ -15,7 +17,9 @@ class SaguaroStats:
 
     A round verifies one proposal for every running row. It is a cache hit when the proposal of every running row came
     from the speculation cache, so that nothing had to be drafted while the target waited (arXiv 2603.03251, section 3).
-    Seconds are wall-clock time.
+    `accepted_by_depth[k]` counts row-rounds that accepted k tokens, `hits_by_depth[k]` those of them whose outcome had
+    been prepared. Seconds are wall-clock time; `primary_seconds` is drafting that ended in hits, `backup_seconds` drafting
+    while the target waited.
     """
 
     rounds: int = 0
@@ -25,6 +29,7 @@ class SaguaroStats:
     cache_hits: int = 0
     cache_misses: int = 0
     accepted_by_depth: list[int] = field(default_factory=list)
+    hits_by_depth: list[int] = field(default_factory=list)
     tokens_in_rounds: int = 0
     tokens_on_hit: int = 0
     row_hits: int = 0
@@ -35,7 +40,10 @@ class SaguaroStats:
     total_seconds: float = 0.0
     prefill_seconds: float = 0.0
     compile_seconds: float = 0.0
+    primary_seconds: float = 0.0
+    backup_seconds: float = 0.0
     predicted_speedup: float | None = None
+    measured_speedup: float | None = None
     execution: str = "autoregressive"
     backup: str = "none"
     adapter_version: tuple[int, int] | None = None
@@ -66,9 +74,16 @@ class SaguaroStats:
         return (self.tokens_in_rounds - self.tokens_on_hit) / self.cache_misses if self.cache_misses else 0.0
 
     def record_round(self, *, execution: str, backups: list[str], hits: list[bool], drafted: int, accepted: list[int],
-                     emitted: int) -> None:  # fmt: skip
-        """Counts one round. The lists have one entry per row that was running when the round began; `backups` only
-        one per row that missed."""
+                     prepared: list[bool], emitted: int) -> None:  # fmt: skip
+        """Counts one round.
+
+        Args:
+            backups (`list[str]`): what each row that missed was served.
+            hits (`list[bool]`): whether each row's proposal came from the speculation cache.
+            accepted (`list[int]`), prepared (`list[bool]`): each row's accept length, and whether this very outcome had
+                been prepared, so that the next proposal is a hit.
+            drafted, emitted (`int`): tokens of all rows.
+        """
         self.rounds += 1
         hit = all(hits)
         self.cache_hits += hit
@@ -77,9 +92,10 @@ class SaguaroStats:
         self.row_rounds += len(hits)
         self.drafted_tokens += drafted
         self.accepted_tokens += sum(accepted)
-        for length in accepted:
-            self.accepted_by_depth.extend([0] * (length + 1 - len(self.accepted_by_depth)))
-            self.accepted_by_depth[length] += 1
+        for length, hit_next in zip(accepted, prepared):
+            for counts, one in ((self.accepted_by_depth, 1), (self.hits_by_depth, int(hit_next))):
+                counts.extend([0] * (length + 1 - len(counts)))
+                counts[length] += one
         self.tokens_in_rounds += emitted
         self.tokens_on_hit += emitted if hit else 0
         self.rounds_by_execution[execution] += 1
@@ -92,15 +108,40 @@ class SaguaroStats:
             self.execution = self.rounds_by_execution.most_common(1)[0][0]
         if self.rounds_by_backup:
             self.backup = self.rounds_by_backup.most_common(1)[0][0]
+        if self.rounds and self.verify_seconds:
+            self._compare_with_theory()
+
+    def _compare_with_theory(self) -> None:
+        """Theorem 7 on the measured hit rate, tokens and times, beside what came of them. The unit of both is one
+        verification a token, which is plain decoding where further rows of a verify are free."""
+        verify, rows = self.verify_seconds / self.rounds, self.row_rounds / self.rounds
+        self.predicted_speedup = ssd_speedup(
+            self.hit_rate,
+            self.tokens_per_round_on_hit / rows,
+            self.tokens_per_round_on_miss / rows,
+            self.primary_seconds / verify / max(self.cache_hits, 1),
+            self.backup_seconds / verify / max(self.cache_misses, 1),
+        )
+        self.measured_speedup = (
+            self.tokens_in_rounds / rows * verify / max(self.total_seconds - self.prefill_seconds, 1e-9)
+        )
 
     def to_dict(self) -> dict[str, Any]:
         values = dataclasses.asdict(self)
-        for name in ("hit_rate", "mean_accepted", "tokens_per_round", "tokens_per_round_on_hit", "tokens_per_round_on_miss"):
+        for name in (
+            "hit_rate",
+            "mean_accepted",
+            "tokens_per_round",
+            "tokens_per_round_on_hit",
+            "tokens_per_round_on_miss",
+        ):
             values[name] = getattr(self, name)
         return values
 
     def __str__(self) -> str:
-        speedup = f", predicted speedup {self.predicted_speedup:.2f}" if self.predicted_speedup else ""
+        speedup = ""
+        if self.predicted_speedup is not None:
+            speedup = f"; speedup {self.measured_speedup:.2f} (Theorem 7: {self.predicted_speedup:.2f})"
         failure = f"; the draft failed: {self.draft_failure}" if self.draft_failure else ""
         return (
             f"{self.new_tokens} tokens in {self.total_seconds:.2f} s: {self.rounds} rounds ({self.execution}, backup "

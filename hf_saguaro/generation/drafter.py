@@ -97,7 +97,12 @@ class Drafter:
                  processors: DraftProcessors, prompt: Prompt, vocab_size: int,
                  prefix: Callable[[int, int], torch.Tensor]):  # fmt: skip
         self.slots, self.acceptance, self.processors = slots, acceptance, processors
-        self.prompts, self._offsets, self.vocab_size, self._prefix = prompt.known_tokens, prompt.offsets, vocab_size, prefix
+        self.prompts, self._offsets, self.vocab_size, self._prefix = (
+            prompt.known_tokens,
+            prompt.offsets,
+            vocab_size,
+            prefix,
+        )
         self.known_ids = slots.model.get_input_embeddings().num_embeddings
         self._prompt_lengths = [len(tokens) for tokens in self.prompts]
         self.lengths = list(self._prompt_lengths)
@@ -232,8 +237,12 @@ class Drafter:
             began, step = time.perf_counter(), len(chain.tokens)
             feed = chain.tokens[-1] if chain.tokens else fork
             logits = self.slots.tree(self._known(feed[:, None]), layout, step, rows=rows, branches=branches)[:, -1]
-            ahead = [tree.text_lengths[place] + tree.depths[branch] + 1 + step for place, branch in zip(places, branches)]
-            self._extend(chain, logits, ahead, lambda i: torch.cat([tree.root_of(places[i], branches[i]), chain.of_row(i)]))
+            ahead = [
+                tree.text_lengths[place] + tree.depths[branch] + 1 + step for place, branch in zip(places, branches)
+            ]
+            self._extend(
+                chain, logits, ahead, lambda i: torch.cat([tree.root_of(places[i], branches[i]), chain.of_row(i)])
+            )
             self.pass_seconds = time.perf_counter() - began
         return chain
 

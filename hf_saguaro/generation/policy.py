@@ -1,41 +1,26 @@
 # Copyright 2026 The hf_saguaro authors. SPDX-License-Identifier: Apache-2.0
-"""What the next round should be, decided from what earlier rounds measured.
+"""What the next round should be, decided from what earlier rounds measured. Nothing here can change the text.
 
-The rule is Theorem 7 (theory.py) on moving estimates: seconds of a verify by width, of a draft pass, of a tree round;
-acceptance by depth and by the draft's own confidence; the hit rate. Nothing here can change the text.
+The rule is Theorem 7 (theory.py) on moving estimates (estimates.py). Within a round it comes down to one question,
+asked before every further draft token: is the chance that the token is accepted, times what a token costs at present,
+worth the draft pass and the extra row in the verify?
 """
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass
 
-import torch
-from torch import nn
-
-from ..config import MAX_DRAFT_TOKENS, SaguaroConfig
+from ..config import SaguaroConfig
 from . import theory
 from .acceptance import Proposal
+from .estimates import Average, Estimates
 from .fan_out import allocate
 
 
 AUTO_DRAFT_TOKENS = 8
-AUTO_TREE_DEPTH = 4
 AUTO_FAN_OUT = 3
-_DECAY = 0.1
 _PROBE_ROUNDS = 4
-
-
-class Average:
-    """A moving mean that starts as the plain mean of what it has seen."""
-
-    def __init__(self, prior: float | None = None, weight: float = 0.0):
-        self.value, self.weight = prior, weight
-
-    def add(self, value: float) -> None:
-        self.weight += 1
-        share = max(_DECAY, 1 / self.weight)
-        self.value = value if self.value is None else self.value + share * (value - self.value)
+_FIRST_PROBE_GAP, _LAST_PROBE_GAP = 32, 512
 
 
 @dataclass
@@ -51,44 +36,6 @@ class RoundPlan:
         return self.execution == "async"
 
 
-class Estimates:
-    """What a pair of models has shown so far on its devices. Kept between calls, so that the next one starts warm."""
-
-    def __init__(self) -> None:
-        self.prefill: float | None = None  # seconds of the target's last prefill
-        self.step = Average()  # seconds of a plain decoding step
-        self.verify: dict[str, Average] = {}  # seconds of a verify, by execution
-        self.draft_pass = Average()  # seconds of one narrow draft pass on the critical path
-        self.tree_round = Average()  # seconds of glue and a tree of the depth that is planned
-        self.token: dict[str, Average] = {}  # seconds per emitted token, by execution
-        self.hit_rate = Average(0.6, 1.0)
-        self.drafted = [Average(0.7, 1.0) for _ in range(MAX_DRAFT_TOKENS)]  # acceptance of drafted tokens, by depth
-        self.copied = [Average(0.3, 1.0) for _ in range(MAX_DRAFT_TOKENS)]  # and of copied ones
-        self.by_confidence = [Average((i + 0.5) / 10, 2.0) for i in range(10)]
-        self.rounds = 0
-        self.next_probe = 0
-        self.probe_gap = 32
-
-    def step_seconds(self) -> float | None:
-        """Seconds of one step of the target, from the nearest thing that was measured."""
-        return self.step.value or min((average.value for average in self.verify.values()), default=self.prefill)
-
-    def accept_rates(self, depth: int, copied: bool = False) -> list[float]:
-        rates = self.copied if copied else self.drafted
-        return [min(max(rate.value, 0.02), 0.98) for rate in rates[:depth]]
-
-
-_PAIRS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-
-
-def estimates_of(target: nn.Module, draft: nn.Module | None) -> Estimates:
-    """The estimates of a pair of models where they are now, made at first use and forgotten with the models."""
-    if draft is None:
-        return Estimates()
-    places = _PAIRS.setdefault(target, weakref.WeakKeyDictionary()).setdefault(draft, {})
-    return places.setdefault((str(target.device), str(draft.device), torch.get_num_threads()), Estimates())
-
-
 class Policy:
     """Plans rounds for one `generate` call.
 
@@ -100,76 +47,14 @@ class Policy:
 
     def __init__(self, config: SaguaroConfig, estimates: Estimates, can_overlap: bool):
         self.config, self.estimates = config, estimates
-        self._can_overlap = can_overlap
+        self._modes = ("sync", "async") if can_overlap else ("sync",)
         self._fixed_depth = None if config.num_assistant_tokens == "auto" else config.num_assistant_tokens
-
-    @property
-    def ends_chains(self) -> bool:
-        """Whether a chain may end before its planned length, on the draft's own doubt."""
-        return self._fixed_depth is None
-
-    def plan(self, rows: list[int], room: int) -> RoundPlan:
-        """The next round, for running `rows` of which one may still get `room` tokens."""
-        execution = self._execution()
-        if execution == "autoregressive" or room <= 1:
-            return RoundPlan(execution, 0, rows)
-        wanted = self._fixed_depth or (self._tree_depth() if execution == "async" else AUTO_DRAFT_TOKENS)
-        return RoundPlan(execution, min(wanted, room - 1), rows)
-
-    def _execution(self) -> str:
-        if self.config.execution != "auto":
-            return self.config.execution
-        seen = self.estimates
-        if seen.step.value is None:
-            return "autoregressive"  # one plain step first: the unit that everything else is measured in
-        modes = ("sync", "async") if self._can_overlap else ("sync",)
-        for mode in modes:
-            if mode not in seen.token or seen.token[mode].weight < _PROBE_ROUNDS:
-                if self._worth_a_probe(mode):
-                    return mode
-        cost = {mode: average.value for mode, average in seen.token.items() if mode in modes}
-        cost["autoregressive"] = seen.step.value
-        best = min(cost, key=cost.get)
-        if seen.rounds >= seen.next_probe and len(cost) > 1:
-            # Text changes: try the runner-up for a few rounds, less and less often while it stays behind.
-            others = sorted((mode for mode in cost if mode != best), key=cost.get)
-            if seen.rounds >= seen.next_probe + 2:
-                seen.next_probe = seen.rounds + seen.probe_gap
-                seen.probe_gap = min(2 * seen.probe_gap, 512)
-            return others[0]
-        return best
-
-    def _worth_a_probe(self, mode: str) -> bool:
-        """A mode that measured costs already rule out is not tried: even full acceptance would not pay."""
-        seen = self.estimates
-        if seen.draft_pass.value is None or mode in seen.token and seen.token[mode].weight >= 1 and (
-            seen.token[mode].value > 1.5 * seen.step.value
-        ):
-            return seen.draft_pass.value is None
-        return seen.draft_pass.value < seen.step.value
-
-    def _tree_depth(self) -> int:
-        """The longest chain whose preparation fits into a verify (T_p <= 1), within reason."""
-        seen = self.estimates
-        if seen.draft_pass.value is None or "async" not in seen.verify:
-            return AUTO_TREE_DEPTH
-        fits = int(seen.verify["async"].value / seen.draft_pass.value) - 1
-        return min(max(fits, 1), AUTO_DRAFT_TOKENS)
-
-    def fan_out(self, proposal: Proposal) -> list[int]:
-        """Forks for every accept length of the chain that is being verified: `proposal.width + 1` counts."""
-        config, width = self.config, proposal.width
-        if isinstance(config.fan_out, list):
-            return [*config.fan_out[:width], config.fan_out[-1]]
-        forks = AUTO_FAN_OUT if config.fan_out == "auto" else config.fan_out
-        if config.fan_out_shape == "uniform":
-            return [forks] * (width + 1)
-        return allocate(self.estimates.accept_rates(width, copied=all(proposal.point_mass)), forks * (width + 1))
+        self._probe: tuple[str, int] | None = None
 
     @property
     def may_overlap(self) -> bool:
         """Whether any round of this call may need the draft's own thread."""
-        return self.config.execution == "async" or self.config.execution == "auto" and self._can_overlap
+        return self.config.execution == "async" or self.config.execution == "auto" and "async" in self._modes
 
     @property
     def overlaps_prefill(self) -> bool:
@@ -182,10 +67,99 @@ class Policy:
         fan_out = self.config.fan_out
         return any(fan_out) if isinstance(fan_out, list) else fan_out != 0
 
+    # Before a round
+
+    def plan(self, rows: list[int], room: int) -> RoundPlan:
+        """The next round, for running `rows` of which one may still get `room` tokens."""
+        execution = self.config.execution if self.config.execution != "auto" else self._best_execution()
+        if execution == "autoregressive" or room <= 1:
+            return RoundPlan(execution, 0, rows)
+        wanted = self._fixed_depth or (self._tree_depth() if execution == "async" else AUTO_DRAFT_TOKENS)
+        return RoundPlan(execution, min(wanted, room - 1), rows)
+
+    def _best_execution(self) -> str:
+        seen = self.estimates
+        if seen.step.value is None:
+            return "autoregressive"  # one plain step first: the unit that everything else is measured in
+        for mode in self._modes:
+            if self._is_untried(mode):
+                return mode
+        cost = {mode: seen.token[mode].value for mode in self._modes}
+        cost["autoregressive"] = seen.step.value
+        best, second, *_ = sorted(cost, key=cost.get)
+        return self._probed(best, second)
+
+    def _is_untried(self, mode: str) -> bool:
+        """Whether a mode has yet to show what it costs. One that starts far behind plain decoding gets no more rounds."""
+        tried = self.estimates.token.get(mode)
+        if tried is None or tried.weight < 2:
+            return True
+        return tried.weight < _PROBE_ROUNDS and tried.value < 1.25 * self.estimates.step.value
+
+    def _probed(self, best: str, second: str) -> str:
+        """The best mode; but texts change, so now and then two rounds of the runner-up, more rarely while it loses."""
+        seen = self.estimates
+        if self._probe is not None and self._probe[1] > 0:
+            self._probe = (self._probe[0], self._probe[1] - 1)
+            return self._probe[0]
+        if seen.rounds < seen.next_probe:
+            return best
+        seen.probe_gap = min(2 * seen.probe_gap, _LAST_PROBE_GAP) if seen.next_probe else _FIRST_PROBE_GAP
+        seen.next_probe = seen.rounds + seen.probe_gap
+        self._probe = (second, 1)
+        return second
+
+    def _tree_depth(self) -> int:
+        """The depth of tree that Theorem 7 puts first, on measured times."""
+        seen = self.estimates
+        tree_pass, verify = seen.tree_pass.value, seen.verify_seconds("async")
+        if tree_pass is None or verify is None:
+            return AUTO_DRAFT_TOKENS // 2
+        backup, slope = (seen.draft_pass.value or tree_pass) / verify, seen.verify_slope.value or 0.0
+
+        def speedup(depth: int) -> float:
+            tokens = theory.expected_tokens(seen.accept_rates(depth))
+            unit = (verify + slope * depth) / verify
+            times = (depth + 1) * tree_pass / verify / unit, depth * backup / unit
+            return theory.ssd_speedup(seen.hit_rate.value, tokens, tokens, *times) / unit
+
+        return max(range(1, AUTO_DRAFT_TOKENS + 1), key=speedup)
+
+    def fan_out(self, proposal: Proposal) -> list[int]:
+        """Forks for every accept length of the chain that is being verified: `proposal.width + 1` counts."""
+        config, width = self.config, proposal.width
+        if isinstance(config.fan_out, list):
+            return [*config.fan_out[:width], config.fan_out[-1]]
+        forks = AUTO_FAN_OUT if config.fan_out == "auto" else config.fan_out
+        if config.fan_out_shape == "uniform":
+            return [forks] * (width + 1)
+        return allocate(self.estimates.accept_rates(width, copied=all(proposal.point_mass)), forks * (width + 1))
+
+    # Within a round
+
     def completes_chains(self, plan: RoundPlan) -> bool:
         """Whether a miss gets a chain of the full length whatever it costs: K was fixed, and so was the backup or the
         order of work."""
         return self._fixed_depth is not None and (self.config.backup == "draft" or plan.execution == "sync")
+
+    def draft_backs_up(self, plan: RoundPlan) -> bool:
+        """Theorem 17: whether rows that miss are better drafted than served at once with a copy or nothing."""
+        if self.completes_chains(plan):
+            return True
+        if not self.pass_pays([]):
+            return False
+        seen = self.estimates
+        verify, rows = seen.verify_seconds("async"), len(plan.rows)
+        if rows == 1 or not plan.overlaps or verify is None or seen.hit_rate.weight < _PROBE_ROUNDS:
+            return True
+        drafted = theory.expected_tokens(seen.accept_rates(plan.depth))
+        copied = theory.expected_tokens(seen.accept_rates(plan.depth, copied=True))
+        primary = (plan.depth + 1) * (seen.tree_pass.value or 0.0) / verify
+        backup = plan.depth * (seen.draft_pass.value or 0.0) / verify
+        hit_rate = seen.hit_rate.value
+        return theory.ssd_speedup(hit_rate, drafted, drafted, primary, backup, rows) >= theory.ssd_speedup(
+            hit_rate, drafted, copied, primary, 0.0, rows
+        )
 
     def pass_pays(self, confidence: list[float]) -> bool:
         """Whether one more draft pass, with the target waiting for it, is worth its time.
@@ -196,31 +170,60 @@ class Policy:
             confidence (`list[float]`): the draft's probability of every token of the chain so far.
         """
         seen = self.estimates
-        step = seen.step_seconds()
-        if seen.draft_pass.value is None or step is None:
+        if seen.draft_pass.value is None or seen.step_seconds() is None:
             return True
         if self._fixed_depth is not None:
-            return seen.draft_pass.value < 2 * step
-        survives = 1.0
-        for value in confidence:
-            survives *= self._calibrated(value)
-        rates = seen.accept_rates(len(confidence) + 1)
-        gain = survives * rates[-1] * self._seconds_per_token()
-        return gain > seen.draft_pass.value
+            return seen.draft_pass.value < 2 * seen.step_seconds()
+        return self._gain(confidence) > seen.draft_pass.value + (seen.verify_slope.value or 0.0)
 
-    def _seconds_per_token(self) -> float:
-        """What a token costs at present: the price that an accepted draft token saves."""
+    def worth_verifying(self, confidence: list[float]) -> int:
+        """How much of a chain that is there already is worth its rows in the verify.
+
+        The decision about a token looks only at the ones before it: looking at the token itself would tilt the law that
+        rejection sampling relies on.
+        """
         seen = self.estimates
-        costs = [average.value for average in seen.token.values() if average.weight >= 2]
-        return min([*costs, seen.step_seconds()])
+        slope = seen.verify_slope.value
+        if self._fixed_depth is not None or slope is None or seen.step_seconds() is None:
+            return len(confidence)
+        count = 0
+        while count < len(confidence) and self._gain(confidence[:count]) > slope:
+            count += 1
+        return count
 
-    def _calibrated(self, confidence: float) -> float:
-        return self.estimates.by_confidence[min(int(confidence * 10), 9)].value
+    def worth_copying(self, depth: int) -> int:
+        """How many tokens of an n-gram copy are worth their rows in the verify."""
+        seen = self.estimates
+        slope = seen.verify_slope.value
+        if self._fixed_depth is not None or self.config.backup == "prompt_lookup" or slope is None:
+            return depth
+        count, reached = 0, 1.0
+        for rate in seen.accept_rates(depth, copied=True):
+            reached *= rate
+            if reached * seen.seconds_per_token() <= slope:
+                break
+            count += 1
+        return count
 
-    # What was measured
+    def _gain(self, confidence: list[float]) -> float:
+        """Seconds that the next token of a chain saves on average."""
+        seen, survives = self.estimates, 1.0
+        for value in confidence:
+            survives *= seen.calibrated(value)
+        return survives * seen.accept_rates(len(confidence) + 1)[-1] * seen.seconds_per_token()
 
-    def saw_round(self, plan: RoundPlan, proposal: Proposal, accepted: dict[int, int], *, seconds: float,
-                  verify_seconds: float, tokens: float) -> None:  # fmt: skip
+    # After a round
+
+    def saw_round(
+        self,
+        plan: RoundPlan,
+        proposal: Proposal,
+        accepted: dict[int, int],
+        *,
+        seconds: float,
+        verify_seconds: float,
+        tokens: float,
+    ) -> None:
         """Takes in one round.
 
         Args:
@@ -230,41 +233,15 @@ class Policy:
         """
         seen = self.estimates
         seen.rounds += 1
-        if proposal.width == 0 and plan.execution == "autoregressive":
-            seen.step.add(seconds)
+        if plan.execution == "autoregressive":
+            if proposal.width == 0:
+                seen.step.add(seconds)
             return
         seen.verify.setdefault(plan.execution, Average()).add(verify_seconds)
         seen.token.setdefault(plan.execution, Average()).add(seconds / max(tokens, 1))
+        if plan.execution == "sync" and proposal.width and seen.step.value is not None:
+            seen.verify_slope.add(max(verify_seconds - seen.step.value, 0.0) / proposal.width)
         for row, length in accepted.items():
             if plan.overlaps:
                 seen.hit_rate.add(proposal.hits[row])
-            rates = seen.copied if proposal.point_mass[row] else seen.drafted
-            for depth in range(min(length + 1, proposal.lengths[row])):
-                rates[depth].add(depth < length)
-                if proposal.confidence[row]:
-                    seen.by_confidence[min(int(proposal.confidence[row][depth] * 10), 9)].add(depth < length)
-
-    def saw_prefill(self, seconds: float) -> None:
-        """Takes in the target's reading of the prompt: until a step has been seen, a bound for one."""
-        self.estimates.prefill = seconds
-
-    def saw_pass(self, seconds: float) -> None:
-        """Takes in one narrow draft pass."""
-        self.estimates.draft_pass.add(seconds)
-
-    def saw_tree(self, seconds: float) -> None:
-        """Takes in a whole tree: glue and all passes."""
-        self.estimates.tree_round.add(seconds)
-
-    def predicted_speedup(self, stats) -> float | None:
-        """Theorem 7 on what this run measured: over plain decoding with one verify a token."""
-        if not stats.rounds or not stats.verify_seconds:
-            return None
-        verify = stats.verify_seconds / stats.rounds
-        wait = stats.wait_seconds / max(stats.cache_misses, 1)
-        seen = self.estimates
-        primary = (seen.tree_round.value or 0.0) / verify if stats.execution == "async" else 0.0
-        rows = stats.row_rounds / stats.rounds
-        return theory.ssd_speedup(
-            stats.hit_rate, stats.tokens_per_round_on_hit / rows, stats.tokens_per_round_on_miss / rows, primary, wait / verify
-        )
+            seen.saw_chain(proposal.lengths[row], length, proposal.confidence[row], proposal.point_mass[row])

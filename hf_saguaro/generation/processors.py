@@ -58,7 +58,9 @@ class TargetProcessors:
         self._processors = processors
         self._of_row = [processors] * batch_size
         if batch_size > 1 and not self.row_wise:
-            self._of_row = [LogitsProcessorList(_bound_to_row(p, row, batch_size) for p in processors) for row in range(batch_size)]
+            self._of_row = [
+                LogitsProcessorList(_bound_to_row(p, row, batch_size) for p in processors) for row in range(batch_size)
+            ]
 
     def block(self, ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """`[B, n, V]` -> `[B, n, V]`, where all processors are row-wise."""
@@ -87,7 +89,9 @@ class DraftProcessors:
             kept.insert(0, TemperatureLogitsWarper(float(temperature)))
         self.row_wise = all(map(is_row_wise, kept))
         self._processors = LogitsProcessorList(kept)
-        self._of_row = [LogitsProcessorList(_bound_to_row(p, row, batch_size) for p in kept) for row in range(batch_size)]
+        self._of_row = [
+            LogitsProcessorList(_bound_to_row(p, row, batch_size) for p in kept) for row in range(batch_size)
+        ]
 
     def __call__(self, scores: torch.Tensor, rows: list[int], prefix) -> torch.Tensor:
         """Scores of `R` hypothetical positions.

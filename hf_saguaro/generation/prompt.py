@@ -44,7 +44,11 @@ class Prompt:
         """
         columns = compat.mask_length(model_kwargs, generation_config, input_ids)
         mask = model_kwargs.get("attention_mask")
-        real = torch.ones(len(input_ids), columns, dtype=torch.bool, device=input_ids.device) if mask is None else mask.bool()
+        real = (
+            torch.ones(len(input_ids), columns, dtype=torch.bool, device=input_ids.device)
+            if mask is None
+            else mask.bool()
+        )
         cache = model_kwargs.get(compat.CACHE_KEY)
         cached = 0 if cache is None else int(cache.get_seq_length())
         given = input_ids.shape[1]

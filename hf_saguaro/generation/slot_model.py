@@ -38,7 +38,9 @@ class SlotModel:
         self._keeps_logits = "logits_to_keep" in parameters
         self._takes_positions = "position_ids" in parameters
 
-    def forward(self, tokens: torch.Tensor, first: list[int], *, keep: int, rows: list[int] | None = None) -> torch.Tensor:
+    def forward(
+        self, tokens: torch.Tensor, first: list[int], *, keep: int, rows: list[int] | None = None
+    ) -> torch.Tensor:
         """Feeds a contiguous stretch of text of every row.
 
         Args:
@@ -71,7 +73,9 @@ class SlotModel:
             Logits of the last column, `[B, V]`.
         """
         highest = int(positions.max())
-        contiguous = self.batch_size == 1 and int(positions[0, 0]) >= 0 and highest - int(positions[0, 0]) + 1 == tokens.shape[1]
+        contiguous = (
+            self.batch_size == 1 and int(positions[0, 0]) >= 0 and highest - int(positions[0, 0]) + 1 == tokens.shape[1]
+        )
         for column in range(0, tokens.shape[1], PREFILL_CHUNK):
             part = positions[:, column : column + PREFILL_CHUNK]
             ids = tokens[:, column : column + PREFILL_CHUNK]

@@ -26,7 +26,8 @@ class Speculator:
 
     def __init__(self, drafter: Drafter, policy: Policy, device: torch.device):
         self.drafter, self.policy, self.device = drafter, policy, device
-        self.busy_seconds = 0.0
+        self.primary_seconds = self.backup_seconds = 0.0  # drafting that led to hits, and on misses
+        self.busy_seconds = self._preparing = 0.0
         self._lookup = None
         if policy.config.backup in ("auto", "prompt_lookup"):
             self._lookup = [NGramIndex(tokens.tolist()) for tokens in drafter.prompts]
@@ -38,12 +39,13 @@ class Speculator:
         never holds a round up for longer than one pass.
         """
         began = time.perf_counter()
-        tree = self._plant(proposal, plan) if self.policy.prepares and plan.depth else None
-        while tree is not None and len(tree.tokens) < plan.depth and not verdict.done():
-            self.drafter.grow(tree)
-        if tree is not None and len(tree.tokens) == plan.depth:
-            self.policy.saw_tree(time.perf_counter() - began)
-        self.busy_seconds += time.perf_counter() - began
+        tree = None
+        if self.policy.prepares and plan.depth:
+            tree = self._plant(proposal, plan)
+            while len(tree.tokens) < plan.depth and not verdict.done():
+                self.drafter.grow(tree)
+            self.policy.estimates.tree_pass.add((time.perf_counter() - began) / (1 + len(tree.tokens)))
+        self._preparing = time.perf_counter() - began
         return self.serve(proposal, verdict.result(), plan, SpeculationCache(tree))
 
     def _plant(self, proposal: Proposal, plan: RoundPlan) -> Tree:
@@ -67,9 +69,15 @@ class Speculator:
                 self._lookup[row].extend([*tokens.tolist(), next_token])
         ready = set(hits) if served else set()
         missed = [row for row in outcome.rows if row not in ready]
-        proposal = self._assemble(served, ready, *self._back_up(missed, depth, plan))
-        self.busy_seconds += time.perf_counter() - began
-        return proposal
+        next_proposal = self._assemble(served, ready, *self._back_up(missed, depth, plan))
+        serving = time.perf_counter() - began
+        self.busy_seconds += self._preparing + serving
+        if missed:
+            self.backup_seconds += serving
+        else:
+            self.primary_seconds += self._preparing + serving
+        self._preparing = 0.0
+        return next_proposal
 
     def open(self, plan: RoundPlan) -> Proposal:
         """A proposal for the text as it is, before any round."""
@@ -83,15 +91,18 @@ class Speculator:
         """The proposal after the prefill: a miss by definition."""
         return self.answer(Proposal.empty(len(self.drafter.lengths), self.device), outcome, plan)
 
-    def _back_up(self, rows: list[int], depth: int, plan: RoundPlan) -> tuple[Chain | None, dict[int, list[int]], list[str]]:
+    def _back_up(
+        self, rows: list[int], depth: int, plan: RoundPlan
+    ) -> tuple[Chain | None, dict[int, list[int]], list[str]]:
         """What the rows that missed get: a draft chain, or copied tokens by row; and its name, once a row."""
         if not rows or depth <= 0:
             return None, {}, ["none"] * len(rows)
         wanted = self.policy.config.backup
         whole = self.policy.completes_chains(plan)
-        if wanted == "draft" or wanted == "auto" and (whole or self.policy.pass_pays([])):
+        if wanted == "draft" or wanted == "auto" and self.policy.draft_backs_up(plan):
             return self.drafter.chain(rows, depth, self._complete if whole else self._pays), {}, ["draft"] * len(rows)
         if self._lookup is not None:
+            depth = self.policy.worth_copying(depth)
             copies = {row: self._lookup[row].continuation(depth) for row in rows}
             return None, {row: tokens for row, tokens in copies.items() if tokens}, ["prompt_lookup"] * len(rows)
         return None, {}, ["none"] * len(rows)
@@ -102,7 +113,7 @@ class Speculator:
 
     def _complete(self, chain: Chain) -> bool:
         if self.drafter.pass_seconds is not None:
-            self.policy.saw_pass(self.drafter.pass_seconds)
+            self.policy.estimates.draft_pass.add(self.drafter.pass_seconds)
         return True
 
     def _assemble(self, prepared: list[Chain], hits: set[int], chain: Chain | None, copies: dict[int, list[int]],
@@ -110,19 +121,26 @@ class Speculator:
         chains, batch_size = prepared + ([] if chain is None else [chain]), len(self.drafter.lengths)
         lengths, point_mass = [0] * batch_size, [True] * batch_size
         confidence: list[list[float]] = [[] for _ in range(batch_size)]
-        width = max([len(chain.tokens) for chain in chains] + [len(tokens) for tokens in copies.values()], default=0)
+        for chain in chains:
+            for row, values in zip(chain.rows, torch.stack(chain.confidence, dim=1).tolist()):
+                lengths[row], point_mass[row] = self.policy.worth_verifying(values), False
+                confidence[row] = values[: lengths[row]]
+        for row, copied in copies.items():
+            lengths[row] = len(copied)
+        width = max(lengths)
         tokens = torch.zeros(batch_size, width, dtype=torch.long, device=self.device)
         scores = None
         for chain in chains:
-            count = len(chain.tokens)
-            tokens[chain.rows, :count] = torch.stack(chain.tokens, dim=1).to(self.device)
+            count = min(len(chain.tokens), width)
+            if count == 0:
+                continue
+            tokens[chain.rows, :count] = torch.stack(chain.tokens[:count], dim=1).to(self.device)
             if chain.scores[0] is not None:
                 if scores is None:
                     scores = chain.scores[0].new_zeros(batch_size, width, chain.scores[0].shape[-1], device=self.device)
-                scores[chain.rows, :count] = torch.stack(chain.scores, dim=1).to(self.device)
-            for row, values in zip(chain.rows, torch.stack(chain.confidence, dim=1).tolist()):
-                lengths[row], point_mass[row], confidence[row] = count, False, values
+                scores[chain.rows, :count] = torch.stack(chain.scores[:count], dim=1).to(self.device)
         for row, copied in copies.items():
-            lengths[row] = len(copied)
             tokens[row, : len(copied)] = torch.tensor(copied, device=self.device)
-        return Proposal(tokens, lengths, scores, point_mass, [row in hits for row in range(batch_size)], backups, confidence)
+        return Proposal(
+            tokens, lengths, scores, point_mass, [row in hits for row in range(batch_size)], backups, confidence
+        )

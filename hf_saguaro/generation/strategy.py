@@ -20,7 +20,8 @@ from .acceptance import CoupledVerification, RejectionVerification
 from .decoding import RoundLoop
 from .draft_worker import DraftWorker
 from .drafter import Drafter
-from .policy import AUTO_FAN_OUT, Policy, estimates_of
+from .estimates import estimates_of
+from .policy import AUTO_FAN_OUT, Policy
 from .processors import DraftProcessors, TargetProcessors
 from .prompt import Prompt
 from .slot_model import SlotModel
@@ -91,11 +92,13 @@ def saguaro_decoding(
     verifier = Verifier(slots, acceptance, TargetProcessors(logits_processor, batch_size), transcript, prompt)
 
     stats = SaguaroStats()
-    policy = Policy(config, estimates_of(self, draft), _can_overlap(self, draft))
+    policy = Policy(config, estimates_of(self, draft, batch_size), _can_overlap(self, draft))
     speculator, worker, sink = None, None, None
     if draft is not None:
         draft_processors = DraftProcessors(logits_processor, config.draft_temperature, batch_size)
-        drafter = Drafter(SlotModel(draft, batch_size), acceptance, draft_processors, prompt, vocab_size, transcript.prefix)
+        drafter = Drafter(
+            SlotModel(draft, batch_size), acceptance, draft_processors, prompt, vocab_size, transcript.prefix
+        )
         speculator = Speculator(drafter, policy, input_ids.device)
         worker = DraftWorker(_draft_threads(self, draft)) if policy.may_overlap else None
         sink = _adapter(config, draft, self)
@@ -106,7 +109,6 @@ def saguaro_decoding(
         loop.close()
 
     stats.new_tokens = transcript.new_tokens
-    stats.predicted_speedup = policy.predicted_speedup(stats)
     stats.close(time.perf_counter() - began)
     _LAST_STATS[compat.unwrap(self)] = stats
     transcript.end()

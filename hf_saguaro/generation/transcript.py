@@ -73,7 +73,9 @@ class Transcript:
         """Rows that still want tokens."""
         return [row for row in range(self.batch_size) if not self._over(row)]
 
-    def append(self, row: int, token: int, scores: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> bool:
+    def append(
+        self, row: int, token: int, scores: torch.Tensor | None = None, logits: torch.Tensor | None = None
+    ) -> bool:
         """Emits one token. `scores` and `logits` (`[V]`) are recorded if asked for. Returns whether the row is over."""
         length = self.prompt_length + len(self.generated[row])
         if length == self._ids.shape[1]:

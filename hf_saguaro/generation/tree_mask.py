@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from transformers import DynamicCache, PreTrainedConfig
+from transformers import DynamicCache, PretrainedConfig
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class AttentionKinds:
     chunks: dict[str, int]
 
     @classmethod
-    def of(cls, config: PreTrainedConfig) -> AttentionKinds:
+    def of(cls, config: PretrainedConfig) -> AttentionKinds:
         """Reads the layers' kinds from the cache that Transformers itself would build for `config`."""
         config = config.get_text_config(decoder=True)
         layers = DynamicCache(config=config).layers

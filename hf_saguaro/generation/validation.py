@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 from transformers import GenerationConfig, LogitsProcessorList
 from transformers.cache_utils import QuantizedCache
@@ -38,7 +37,9 @@ def check_config(generation_config: GenerationConfig, config: SaguaroConfig, dra
     for name in ("guidance_scale", "penalty_alpha", "dola_layers", "prefill_chunk_size"):
         value = getattr(generation_config, name, None)
         if value is not None and not (name == "guidance_scale" and value == 1):
-            raise SaguaroError(f"`{name}`={value!r} is another way to decode and does not mix with speculation. Leave it out.")
+            raise SaguaroError(
+                f"`{name}`={value!r} is another way to decode and does not mix with speculation. Leave it out."
+            )
     if generation_config.cache_implementation in ("quantized", "offloaded", "offloaded_static", "paged"):
         raise SaguaroError(
             f"`cache_implementation`={generation_config.cache_implementation!r}: the loop keeps keys and values in slots of "
@@ -96,7 +97,9 @@ def _check_model(model: nn.Module, who: str) -> None:
             "model with rotary or learned positions."
         )
     if any(parameter.is_meta for parameter in model.parameters()) and not hasattr(model, "hf_device_map"):
-        raise SaguaroError(f"{who}, {name}, has weights on the 'meta' device, so nothing to compute with. Load its weights.")
+        raise SaguaroError(
+            f"{who}, {name}, has weights on the 'meta' device, so nothing to compute with. Load its weights."
+        )
 
 
 def check_inputs(model: nn.Module, generation_config: GenerationConfig, processors: LogitsProcessorList,
@@ -104,7 +107,7 @@ def check_inputs(model: nn.Module, generation_config: GenerationConfig, processo
     """What only shows once `generate` has prepared its inputs."""
     if model_kwargs.get("inputs_embeds") is not None:
         raise SaguaroError("`inputs_embeds`: a draft continues token ids, not embeddings. Pass `input_ids`.")
-    unknown = sorted(key for key, value in model_kwargs.items() if key not in _KNOWN_KWARGS and value is not None)
+    unknown = sorted(key for key, value in model_kwargs.items() if key not in _KNOWN_KWARGS and _holds_something(value))
     if unknown:
         raise SaguaroError(
             f"{', '.join(f'`{key}`' for key in unknown)}: speculation works on text alone and would have to leave this out. "
@@ -113,14 +116,25 @@ def check_inputs(model: nn.Module, generation_config: GenerationConfig, processo
     if any(isinstance(processor, UnbatchedClassifierFreeGuidanceLogitsProcessor) for processor in processors):
         raise SaguaroError("classifier-free guidance keeps a cache of its own that cannot be taken back. Leave it out.")
     if isinstance(model_kwargs.get(compat.CACHE_KEY), QuantizedCache):
-        raise SaguaroError("a QuantizedCache was passed in; its tokens cannot be read back exactly. Pass a DynamicCache.")
+        raise SaguaroError(
+            "a QuantizedCache was passed in; its tokens cannot be read back exactly. Pass a DynamicCache."
+        )
     if synced_gpus:
         raise SaguaroError("`synced_gpus`: rounds of different ranks would not line up. Use `synced_gpus=False`.")
     if generation_config.return_dict_in_generate:
         for name in ("output_hidden_states", "output_attentions"):
             if getattr(generation_config, name):
-                raise SaguaroError(f"`{name}`: a round reads several tokens in one pass and does not keep it. Leave it out.")
+                raise SaguaroError(
+                    f"`{name}`: a round reads several tokens in one pass and does not keep it. Leave it out."
+                )
 
 
 def _vocab_size(model: nn.Module) -> int:
     return model.config.get_text_config(decoder=True).vocab_size
+
+
+def _holds_something(value: Any) -> bool:
+    """Whether an argument carries anything: a multimodal model is handed an empty record even for text alone."""
+    if isinstance(value, dict):
+        return any(map(_holds_something, value.values()))
+    return value is not None and value is not False

@@ -22,7 +22,7 @@ from .tiles import (
 )
 
 
-@triton.jit(do_not_specialize=["fan_out"])
+@triton.jit(do_not_specialize=["fan_out"], do_not_specialize_on_alignment=["peaks", "totals"])
 def biased_draw_kernel(
     scores,
     score_stride_row,

@@ -12,7 +12,10 @@ from . import reference
 from .tiles import LAUNCH_OPTIONS, WIDEST, list_tile, pack, packed_token, take_top
 
 
-@triton.jit(do_not_specialize=["count", "forks"])
+@triton.jit(
+    do_not_specialize=["count", "forks"],
+    do_not_specialize_on_alignment=["sent", "lengths", "widths", "starts"],
+)
 def fork_kernel(
     scores,
     score_stride_row,
@@ -34,7 +37,7 @@ def fork_kernel(
 ):
     index = tl.program_id(0)
     row = (index // count).to(tl.int64)
-    depth = index % count
+    depth = (index % count).to(tl.int64)
     share, shares = tl.program_id(1), tl.num_programs(1)
     length = tl.load(lengths + row).to(tl.int32)
     width = tl.load(widths + depth)
@@ -45,7 +48,7 @@ def fork_kernel(
     reached = tl.where((depth <= length) & (width > 0), vocab_size, 0)
     values = tl.load(address, mask=tokens < reached, other=-float("inf")).to(tl.float32)
     keys = tl.where((values > -float("inf")) & (tokens != excluded), pack(values, tokens), 0)
-    best, _ = take_top(keys, width, WIDTH)
+    best, others = take_top(keys, width, WIDTH)
     rank = tl.arange(0, WIDTH)
     lists += index.to(tl.int64) * shares * WIDTH
     tl.store(lists + share * WIDTH + rank, best)
@@ -53,9 +56,9 @@ def fork_kernel(
 
     if tl.atomic_add(arrived + index, 1) == shares - 1:
         item = tl.arange(0, SHARES * WIDTH)
-        keys = tl.load(lists + item, mask=item < shares * WIDTH, other=0, cache_modifier=".cg")
-        best, _ = take_top(keys, width, WIDTH)
-        fork = tl.where(best > 0, packed_token(best), -1)
+        candidates = tl.load(lists + item, mask=item < shares * WIDTH, other=0, cache_modifier=".cg")
+        chosen, left = take_top(candidates, width, WIDTH)
+        fork = tl.where(chosen > 0, packed_token(chosen), -1)
         tl.store(tokens_out + row * forks + tl.load(starts + depth) + rank, fork, mask=rank < width)
 
 

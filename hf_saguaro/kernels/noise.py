@@ -13,10 +13,8 @@ _BLOCKS = 1024
 _STREAM = tl.constexpr(reference.STREAM_COUPLED)
 
 
-@triton.jit(do_not_specialize=["key_0", "key_1"])
-def keyed_noise_kernel(
-    output, rows, positions, vocab_size, key_0, key_1, GUMBEL: tl.constexpr, BLOCKS: tl.constexpr
-):
+@triton.jit(do_not_specialize=["key_0", "key_1"], do_not_specialize_on_alignment=["rows", "positions"])
+def keyed_noise_kernel(output, rows, positions, vocab_size, key_0, key_1, GUMBEL: tl.constexpr, BLOCKS: tl.constexpr):
     index = tl.program_id(0).to(tl.int64)
     first_block = tl.program_id(1) * BLOCKS
     uniforms = uniform_lanes(

@@ -68,18 +68,20 @@ def _uniform(key, rows, positions, vocab_size, stream):
     """[R, V] float32 uniforms for a key of ints or of [R, 1] tensors, and int64 `rows` and `positions` of [R]."""
     count, device = rows.shape[0], rows.device
     runs = -(-vocab_size // TOKENS_PER_RUN)
-    uniforms = torch.empty(count, runs, 4, BLOCKS_PER_RUN, device=device)
+    lanes, width = min(4, -(-vocab_size // BLOCKS_PER_RUN)), min(vocab_size, BLOCKS_PER_RUN)  # a small V needs no more
+    uniforms = torch.empty(count, runs, lanes, width, device=device)
     rows, positions = (rows & _WORD)[:, None], (positions & _WORD)[:, None]
     stream = torch.full((1, 1), stream, dtype=torch.int64, device=device)
     # A hundred operations run over the same words: on a CPU in pieces that stay in its cache.
-    step = max(1, _CACHED_WORDS // (max(count, 1) * BLOCKS_PER_RUN)) if device.type == "cpu" else runs
+    step = max(1, _CACHED_WORDS // (max(count, 1) * width)) if device.type == "cpu" else runs
     for first in range(0, runs, step):
         piece = uniforms[:, first : first + step]
-        blocks = torch.arange(first * BLOCKS_PER_RUN, (first + piece.shape[1]) * BLOCKS_PER_RUN, device=device)
-        for lane, word in enumerate(philox_4x32((blocks[None, :], positions, rows, stream), key)):
+        blocks = torch.arange(first * width, (first + piece.shape[1]) * width, device=device)
+        words = philox_4x32((blocks[None, :], positions, rows, stream), key)
+        for lane, word in enumerate(words[:lanes]):
             word = (word >> 9).bitwise_and_(0x7FFFFF).expand(count, -1)
-            piece[:, :, lane].copy_(word.view(count, -1, BLOCKS_PER_RUN))
-    return uniforms.add_(0.5).mul_(2.0**-23).view(count, -1)[:, :vocab_size]
+            piece[:, :, lane].copy_(word.view(count, piece.shape[1], width))
+    return uniforms.add_(0.5).mul_(2.0**-23).flatten(1)[:, :vocab_size]
 
 
 def split_seed(seed):
@@ -122,7 +124,7 @@ def _at_least_float32(scores):
 
 
 def _accepted_length(passes, lengths):
-    """[B, K] bool and [B] int64 -> [B] int64: how many of the first `lengths[b]` pass before the first that does not."""
+    """[B, K] bool and [B] int64 -> [B] int64: how many of the first `lengths[b]` pass before one does not."""
     depths = torch.arange(passes.shape[1], device=passes.device)
     return (passes & (depths < lengths[:, None])).long().cumprod(dim=1).sum(dim=1)
 
@@ -132,13 +134,14 @@ def coupled_verification(
 ):
     """Choose every token by the noised argmax and count the proposals that equal the choice.
 
-    The Gumbel-max rule makes each choice an exact sample of `softmax(scores / temperature)`, and a function of the scores
-    and the noise alone: no proposal can change a token (Daliri, Musco, Suresh, "Coupling without Communication and
-    Drafter-Invariant Speculative Decoding", arXiv 2408.07978). Without noise it is greedy decoding. Ties go to the lowest
-    token id.
+    The Gumbel-max rule makes each choice an exact sample of `softmax(scores / temperature)`, and a function of the
+    scores and the noise alone: no proposal can change a token (Daliri, Musco, Suresh, "Coupling without Communication
+    and Drafter-Invariant Speculative Decoding", arXiv 2408.07978). Without noise it is greedy decoding. Ties go to the
+    lowest token id.
 
     Args:
-        scores (`torch.Tensor`): [B, K+1, V], the target's scores; row j is the distribution of the token after j proposals.
+        scores (`torch.Tensor`): [B, K+1, V], the target's scores; row j is the distribution of the token after j
+            proposals.
         proposals (`torch.Tensor`): [B, K] int64, the draft's tokens; K may be 0.
         lengths (`torch.Tensor`): [B] int64 in 0..K, how many proposals of a row count; 0 for a finished row.
         temperature (`float`, *optional*, defaults to 1.0): divides the scores before the noise is added; > 0.
@@ -167,15 +170,15 @@ def coupled_verification(
 def rejection_verification(target_scores, draft_scores, proposals, lengths, *, point_mass, uniforms, residual_seeds):
     """Speculative sampling: accept by the ratio of target to draft, then draw the residual.
 
-    With p = softmax(target_scores) and q = softmax(draft_scores), proposal s at depth j is accepted iff `u q(s) < p(s)`, so a
-    token of p = 0 never is, whatever u (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318). At the first
-    rejection the next token is drawn from (p - q)+ normalised, or from p where that is zero everywhere; after `lengths[b]`
-    acceptances from p at that depth. A point mass is a proposal without a q: it is accepted iff `u < p(s)`, and its
-    residual is p without s.
+    With p = softmax(target_scores) and q = softmax(draft_scores), proposal s at depth j is accepted iff `u q(s) <
+    p(s)`, so a token of p = 0 never is, whatever u (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv
+    2302.01318). At the first rejection the next token is drawn from (p - q)+ normalised, or from p where that is zero
+    everywhere; after `lengths[b]` acceptances from p at that depth. A point mass is a proposal without a q: it is
+    accepted iff `u < p(s)`, and its residual is p without s.
 
-    The draw is an exponential race, the argmax of (p - q)+ / e with e = `residual_exponential(residual_seeds)`: it needs
-    no sum over the residual, so the same inputs give the same token whatever computes them, in whatever order. Ties go to
-    the lowest token id.
+    The draw is an exponential race, the argmax of (p - q)+ / e with e = `residual_exponential(residual_seeds)`: it
+    needs no sum over the residual, so the same inputs give the same token whatever computes them, in whatever order.
+    Ties go to the lowest token id.
 
     Args:
         target_scores (`torch.Tensor`): [B, K+1, V], the target's fully processed scores.
@@ -185,8 +188,8 @@ def rejection_verification(target_scores, draft_scores, proposals, lengths, *, p
         lengths (`torch.Tensor`): [B] int64 in 0..K.
         point_mass (`torch.Tensor`): [B] bool, rows whose proposals have no known q.
         uniforms (`torch.Tensor`): [B, K] float32 in [0, 1), independent of everything the draft has seen.
-        residual_seeds (`torch.Tensor`): [B] int64, fresh ones every round, independent likewise: any of the 2^64 values,
-            for example `torch.randint(2**63 - 1, (B,), generator=generator)`.
+        residual_seeds (`torch.Tensor`): [B] int64, fresh ones every round, independent likewise: any of the 2^64
+            values, for example `torch.randint(2**63 - 1, (B,), generator=generator)`.
 
     Returns:
         `tuple`: `accepted` [B] int64 and `next_token` [B] int64.
@@ -220,7 +223,7 @@ def rejection_verification(target_scores, draft_scores, proposals, lengths, *, p
 
 
 def _log_sum(scores):
-    """Log of the sum of exponentials over the last dimension; 0 for a row of nothing but -inf, so that nothing turns NaN."""
+    """Log of the sum of exponentials over the last dimension; 0 for a row of -inf alone, so that nothing turns NaN."""
     total = _at_least_float32(scores).logsumexp(dim=-1)
     return torch.where(total == -torch.inf, 0.0, total)
 
@@ -233,7 +236,7 @@ def _gather_scores(scores, tokens):
 
 
 def top_k(scores, k):
-    """The k largest of each row of [R, V], in falling order, equal ones by rising index: values and int64 indices [R, k]."""
+    """The k largest of each row of [R, V], falling, equal ones by rising index: values and int64 indices [R, k]."""
     if scores.device.type != "cpu":  # a device sorts fast, and looking for ties would wait for it
         values, indices = scores.sort(dim=-1, descending=True, stable=True)
         return values[:, :k], indices[:, :k]
@@ -263,8 +266,8 @@ def select_forks(scores, sent, lengths, fan_out):
         fan_out (`list[int]`): K+1 counts, forks at each depth.
 
     Returns:
-        `torch.Tensor`: [B, sum(fan_out)] int64, depth after depth, the best first and ties by the lowest token id. -1 is an
-        empty place: beyond `lengths[b]`, or where fewer than `fan_out[k]` tokens have a score above -inf.
+        `torch.Tensor`: [B, sum(fan_out)] int64, depth after depth, the best first and ties by the lowest token id. -1
+        is an empty place: beyond `lengths[b]`, or where fewer than `fan_out[k]` tokens have a score above -inf.
     """
     batch, count, vocab_size = scores.shape
     widest = max(fan_out)
@@ -286,8 +289,8 @@ def select_forks(scores, sent, lengths, fan_out):
 def biased_draw(scores, fan_out, bias, noise):
     """Saguaro sampling (SSD section 4.2, Definition 14): a draw that leaves the cached tokens to the residual.
 
-    The `fan_out` most likely tokens of each row have their probability multiplied by `bias`; the whole is renormalised to q
-    and the token is drawn from q. q is handed out because verification must test against this very q.
+    The `fan_out` most likely tokens of each row have their probability multiplied by `bias`; the whole is renormalised
+    to q and the token is drawn from q. q is handed out because verification must test against this very q.
 
     Args:
         scores (`torch.Tensor`): [R, V], the draft's scores, temperature and filters applied.
@@ -296,8 +299,8 @@ def biased_draw(scores, fan_out, bias, noise):
         noise (`torch.Tensor`): [R, V] float32 standard Gumbel noise.
 
     Returns:
-        `tuple`: `tokens` [R] int64, `log_q` [R, V] float32, `log_q_token` [R] float32. Ties go to the lowest token id, in
-        the draw and in the choice of the biased tokens.
+        `tuple`: `tokens` [R] int64, `log_q` [R, V] float32, `log_q_token` [R] float32. Ties go to the lowest token id,
+        in the draw and in the choice of the biased tokens.
     """
     scores = _at_least_float32(scores)
     if fan_out > 0 and bias < 1.0:
@@ -316,9 +319,9 @@ def top_k_with_residual(scores, k):
         k (`int`): 1..V.
 
     Returns:
-        `tuple`: `log_probs` [R, k] float32 in falling order, `token_ids` [R, k] int64 (ties by the lowest id), `log_residual`
-        [R] float32, which is `-inf` where nothing is left. The residual is summed, not taken as one minus the rest, so a
-        small one keeps its digits.
+        `tuple`: `log_probs` [R, k] float32 in falling order, `token_ids` [R, k] int64 (ties by the lowest id),
+        `log_residual` [R] float32, which is `-inf` where nothing is left. The residual is summed, not taken as one
+        minus the rest, so a small one keeps its digits.
     """
     values, indices = top_k(scores, k)
     total = _log_sum(scores)

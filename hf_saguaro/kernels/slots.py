@@ -1,22 +1,24 @@
 # Copyright 2026 The hf_saguaro authors. SPDX-License-Identifier: Apache-2.0
 """Moving cache slots in Triton, all layers in one launch; see `reference.commit_slots`."""
 
-import collections
+import functools
 
 import torch
 import triton
 import triton.language as tl
 
+from . import reference
 from .tiles import LAUNCH_OPTIONS
 
 
 _ELEMENTS = 8192  # of the tile that a program holds between its reads and its writes
-MOST_MOVES = 1024  # of a row
-_TABLES = 16
-_tables = collections.OrderedDict()
+_MOST_MOVES = 1024  # of a row; more are left to torch
 
 
-@triton.jit(do_not_specialize=["moves"])
+@triton.jit(
+    do_not_specialize=["moves"],
+    do_not_specialize_on_alignment=["source", "destination", "lengths"],
+)
 def commit_kernel(
     table,  # [caches, 7] int64: address, heads, slots, width, strides of batch, head and slot (width: 1)
     element,  # a tensor of the caches' dtype; only its type is used
@@ -51,18 +53,10 @@ def commit_kernel(
         tl.debug_barrier()
 
 
-def _table(caches):
-    """The caches' addresses and shapes on their device, kept for as long as the same caches come."""
-    device = caches[0].device
-    key = (device, *((c.data_ptr(), c.shape, c.stride()) for c in caches))
-    if key in _tables:
-        _tables.move_to_end(key)
-        return _tables[key]
-    entries = [(c.data_ptr(), *c.shape[1:], *c.stride()[:3]) for c in caches]
-    _tables[key] = torch.tensor(entries, dtype=torch.int64).to(device)
-    if len(_tables) > _TABLES:
-        _tables.popitem(last=False)
-    return _tables[key]
+@functools.lru_cache(maxsize=16)
+def _table(entries, device):
+    """The caches' addresses and shapes on their device; kept, so that a round copies nothing there."""
+    return torch.tensor(entries, dtype=torch.int64).to(device)
 
 
 def commit_slots(keys, values, source, destination, lengths):
@@ -71,12 +65,14 @@ def commit_slots(keys, values, source, destination, lengths):
     moves = source.shape[1]
     if not caches or source.numel() == 0:
         return
+    if moves > _MOST_MOVES:
+        return reference.commit_slots(keys, values, source, destination, lengths)
     padded = max(2, triton.next_power_of_2(moves))
     widest = max(c.shape[3] for c in caches)
     width = min(triton.next_power_of_2(widest), _ELEMENTS // padded)
     pieces = max(c.shape[1] for c in caches) * triton.cdiv(widest, width)
     commit_kernel[(len(caches), source.shape[0], pieces)](
-        _table(caches),
+        _table(tuple((c.data_ptr(), *c.shape[1:], *c.stride()[:3]) for c in caches), caches[0].device),
         caches[0],
         source.contiguous(),
         destination.contiguous(),

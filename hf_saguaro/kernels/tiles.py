@@ -1,9 +1,13 @@
 # Copyright 2026 The hf_saguaro authors. SPDX-License-Identifier: Apache-2.0
 """What the Triton kernels share: how a row is cut into tiles, the noise of a tile, and order-preserving integer keys.
 
-A row of V scores is cut into tiles of `4 * BLOCKS` tokens: `BLOCKS` blocks of the Philox counter, which hold four lanes of
-tokens each (the layout is in `reference.py`). One row is shared by several programs, so that a batch of one fills a
-GPU; the last of them to arrive, by an atomic count, puts the parts together. So every kernel is one launch.
+A row of V scores is cut into tiles of `4 * BLOCKS` tokens: `BLOCKS` blocks of the Philox counter, which hold four
+lanes of tokens each (the layout is in `reference.py`). One row is shared by several programs, so that a batch of one
+fills a GPU; the last of them to arrive, by an atomic count, puts the parts together. So every kernel is one launch,
+after a fill that clears its counts.
+
+What changes from round to round (K, lengths, seeds, addresses of small tensors) does not specialise a kernel: a new
+compilation in the middle of a text would take seconds.
 """
 
 import functools
@@ -21,7 +25,7 @@ TOKEN_MASK = tl.constexpr(0x7FFFFFFF)
 LAUNCH_OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _programs_wanted(device):
     if device.type == "cuda":
         return 4 * torch.cuda.get_device_properties(device).multi_processor_count
@@ -45,21 +49,20 @@ def signed_words(seed):
 def lane_tokens(first_block, lane: tl.constexpr, BLOCKS: tl.constexpr):
     """Token ids [BLOCKS] of one lane of the tile that begins at counter block `first_block`."""
     block = first_block + tl.arange(0, BLOCKS)
-    return (block // LANE_TOKENS) * (4 * LANE_TOKENS) + lane * LANE_TOKENS + block % LANE_TOKENS
+    place = block & (LANE_TOKENS - 1)  # in the lane
+    return ((block ^ place) << 2) | (lane * LANE_TOKENS) | place
 
 
 @triton.jit
 def uniform_lanes(first_block, position, row, stream: tl.constexpr, key_0, key_1, BLOCKS: tl.constexpr):
     """Uniforms of the four lanes of a tile, a tuple of four float32 [BLOCKS]."""
-    block = (first_block + tl.arange(0, BLOCKS)).to(tl.uint32)
-    zero = block * 0
     words = tl.philox_impl(
-        block,
-        zero + position.to(tl.uint32),
-        zero + row.to(tl.uint32),
-        zero + stream,
-        zero + key_0.to(tl.uint32),
-        zero + key_1.to(tl.uint32),
+        (first_block + tl.arange(0, BLOCKS)).to(tl.uint32),
+        position.to(tl.uint32),
+        row.to(tl.uint32),
+        tl.full((), stream, tl.uint32),
+        key_0.to(tl.uint32),
+        key_1.to(tl.uint32),
     )
     return _uniform(words[0]), _uniform(words[1]), _uniform(words[2]), _uniform(words[3])
 
@@ -132,14 +135,17 @@ def take_top(keys, count, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def leave_top(row_start, token_stride, vocab_size, count, lists, peaks, totals, WIDTH: tl.constexpr, TILE: tl.constexpr):
+def leave_top(
+    row_start, token_stride, vocab_size, count, lists, peaks, totals, WIDTH: tl.constexpr, TILE: tl.constexpr
+):
     """Leaves the `count` largest of this program's tile of a row, and the sum of exponentials of all the others."""
     share = tl.program_id(1)
     tokens = share * TILE + tl.arange(0, TILE)
     inside = tokens < vocab_size
     values = tl.load(row_start + tokens.to(tl.int64) * token_stride, mask=inside, other=-float("inf")).to(tl.float32)
     best, others = take_top(tl.where(inside, pack(values, tokens), 0), count, WIDTH)
-    peak, total = add_to_log_sum(-float("inf"), 0.0, tl.where(others > 0, values, -float("inf")))
+    peak, total = tl.full((), -float("inf"), tl.float32), tl.full((), 0.0, tl.float32)
+    peak, total = add_to_log_sum(peak, total, tl.where(others > 0, values, -float("inf")))
     tl.store(lists + share * WIDTH + tl.arange(0, WIDTH), best)
     tl.store(peaks + share, peak)
     tl.store(totals + share, total)

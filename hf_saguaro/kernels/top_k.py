@@ -19,7 +19,7 @@ from .tiles import (
 )
 
 
-@triton.jit(do_not_specialize=["k"])
+@triton.jit(do_not_specialize=["k"], do_not_specialize_on_alignment=["peaks", "totals"])
 def top_k_kernel(
     scores,
     score_stride_row,

@@ -32,7 +32,10 @@ def _count_accepted(passes, depths, length):
     return tl.min(tl.where(passes & (depths < length), 1 << 30, depths), 0)
 
 
-@triton.jit(do_not_specialize=["count", "key_0", "key_1"])
+@triton.jit(
+    do_not_specialize=["count", "tiles_each", "key_0", "key_1"],
+    do_not_specialize_on_alignment=["proposals", "lengths", "rows", "positions", "best", "arrived"],
+)
 def coupled_kernel(
     scores,
     score_stride_row,
@@ -62,7 +65,7 @@ def coupled_kernel(
     BLOCKS: tl.constexpr,
 ):
     row = (tl.program_id(0) // count).to(tl.int64)
-    depth = tl.program_id(0) % count
+    depth = (tl.program_id(0) % count).to(tl.int64)
     score_row = scores + row * score_stride_row + depth * score_stride_depth
     noise_row = noise + row * noise_stride_row + depth * noise_stride_depth
 
@@ -73,9 +76,7 @@ def coupled_kernel(
         first_block = (tl.program_id(1) * tiles_each + tile) * BLOCKS
         if NOISE == _KEYED:
             position = tl.load(positions + row) + depth
-            uniforms = uniform_lanes(
-                first_block, position, tl.load(rows + row), _STREAM_COUPLED, key_0, key_1, BLOCKS
-            )
+            uniforms = uniform_lanes(first_block, position, tl.load(rows + row), _STREAM_COUPLED, key_0, key_1, BLOCKS)
         for lane in tl.static_range(4):
             tokens = lane_tokens(first_block, lane, BLOCKS)
             inside = tokens < vocab_size
@@ -152,6 +153,18 @@ def coupled_verification(
 
 
 @triton.jit
+def _share_log_sum(row_start, token_stride, vocab_size, wanted, tiles_each, BLOCKS: tl.constexpr):
+    """The log-sum, as `exp(peak) * total`, of the first `wanted` of this program's tiles of a row."""
+    peak, total = tl.full((), -float("inf"), tl.float32), tl.full((), 0.0, tl.float32)
+    for tile in range(wanted):
+        tokens = (tl.program_id(1) * tiles_each + tile) * (4 * BLOCKS) + tl.arange(0, 4 * BLOCKS)
+        address = row_start + tokens.to(tl.int64) * token_stride
+        values = tl.load(address, mask=tokens < vocab_size, other=-float("inf")).to(tl.float32)
+        peak, total = add_to_log_sum(peak, total, values)
+    return peak, total
+
+
+@triton.jit
 def _row_log_sums(peaks, totals, depths, count, shares, DEPTHS: tl.constexpr, SHARES: tl.constexpr):
     """[DEPTHS] log-sums of the rows that begin at `peaks` and `totals`, each left in `shares` parts."""
     part = tl.arange(0, SHARES)[None, :]
@@ -164,7 +177,10 @@ def _row_log_sums(peaks, totals, depths, count, shares, DEPTHS: tl.constexpr, SH
     return log_of_sum(highest, summed, 0.0)
 
 
-@triton.jit(do_not_specialize=["depth_count"])
+@triton.jit(
+    do_not_specialize=["depth_count", "tiles_each"],
+    do_not_specialize_on_alignment=["proposals", "lengths", "point_mass", "uniforms", "seeds", "peaks", "totals"],
+)
 def rejection_kernel(
     target,
     target_stride_row,
@@ -211,22 +227,15 @@ def rejection_kernel(
     totals += row * lines * shares
 
     # The log-sum of one line of scores: a target row that can be reached, or a draft row that will be compared.
-    is_target = line <= depth_count
-    depth = tl.where(is_target, line, line - depth_count - 1)
-    wanted = tl.where(is_target, depth <= length, (depth < length) & knows_q)
-    peak, total = -float("inf"), 0.0
-    for tile in range(tl.where(wanted, tiles_each, 0)):
-        first = (share * tiles_each + tile) * (4 * BLOCKS)
-        tokens = first + tl.arange(0, 4 * BLOCKS)
-        inside = tokens < vocab_size
-        offsets = tokens.to(tl.int64)
-        if is_target:
-            start = target_row + depth * target_stride_depth
-            value = tl.load(start + offsets * target_stride_token, mask=inside, other=-float("inf")).to(tl.float32)
-        else:
-            start = draft_row + depth * draft_stride_depth
-            value = tl.load(start + offsets * draft_stride_token, mask=inside, other=-float("inf")).to(tl.float32)
-        peak, total = add_to_log_sum(peak, total, value)
+    if line <= depth_count:
+        wanted = tl.where(line <= length, tiles_each, 0)
+        start = target_row + line.to(tl.int64) * target_stride_depth
+        peak, total = _share_log_sum(start, target_stride_token, vocab_size, wanted, tiles_each, BLOCKS)
+    else:
+        depth = (line - depth_count - 1).to(tl.int64)
+        wanted = tl.where((depth < length) & knows_q, tiles_each, 0)
+        start_q = draft_row + depth * draft_stride_depth
+        peak, total = _share_log_sum(start_q, draft_stride_token, vocab_size, wanted, tiles_each, BLOCKS)
     tl.store(peaks + line * shares + share, peak)
     tl.store(totals + line * shares + share, total)
     tl.debug_barrier()  # the parts are written before the arrival is counted
@@ -241,14 +250,11 @@ def rejection_kernel(
         )
         proposed = depths < length
         token = tl.load(proposals + row * depth_count + depths, mask=proposed, other=0)
-        score_p = tl.load(
-            target_row + depths * target_stride_depth + token * target_stride_token, mask=proposed, other=0.0
-        ).to(tl.float32)
-        score_q = tl.load(
-            draft_row + depths * draft_stride_depth + token * draft_stride_token,
-            mask=depths < tl.where(knows_q, length, 0),
-            other=0.0,
-        ).to(tl.float32)
+        depths_wide = depths.to(tl.int64)
+        address_p = target_row + depths_wide * target_stride_depth + token * target_stride_token
+        address_q = draft_row + depths_wide * draft_stride_depth + token * draft_stride_token
+        score_p = tl.load(address_p, mask=proposed, other=0.0).to(tl.float32)
+        score_q = tl.load(address_q, mask=depths < tl.where(knows_q, length, 0), other=0.0).to(tl.float32)
         probability = tl.exp(score_p - log_sum_p)
         draft_probability = tl.where(knows_q, tl.exp(score_q - log_sum_q), 1.0)
         uniform = tl.load(uniforms + row * depth_count + depths, mask=proposed, other=0.0)
@@ -264,18 +270,18 @@ def rejection_kernel(
         has_q = is_rejected & knows_q
         draft_size = tl.where(has_q, vocab_size, 0)
         seed = tl.load(seeds + row)
+        zero = seed * 0
         top = tl.zeros((BLOCKS,), tl.float32)
         top_token = tl.zeros((BLOCKS,), tl.int32)
         top_p = tl.zeros((BLOCKS,), tl.float32)
         top_p_token = tl.zeros((BLOCKS,), tl.int32)
-        target_row += accept * target_stride_depth
-        draft_row += accept * draft_stride_depth
+        target_row += accept.to(tl.int64) * target_stride_depth
+        draft_row += accept.to(tl.int64) * draft_stride_depth
         for tile in range(tiles):
-            noise = uniform_lanes(
-                tile * BLOCKS, seed * 0, seed * 0, _STREAM_RESIDUAL, seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF, BLOCKS
-            )
+            first_block = tile * BLOCKS
+            noise = uniform_lanes(first_block, zero, zero, _STREAM_RESIDUAL, seed, seed >> 32, BLOCKS)
             for lane in tl.static_range(4):
-                tokens = lane_tokens(tile * BLOCKS, lane, BLOCKS)
+                tokens = lane_tokens(first_block, lane, BLOCKS)
                 offsets = tokens.to(tl.int64)
                 address = target_row + offsets * target_stride_token
                 value = tl.load(address, mask=tokens < vocab_size, other=-float("inf"))
@@ -298,9 +304,7 @@ def rejection_kernel(
         tl.store(next_token + row, packed_token(tl.where(tl.max(top, 0) > 0, from_residual, from_p)))
 
 
-def rejection_verification(
-    target_scores, draft_scores, proposals, lengths, *, point_mass, uniforms, residual_seeds
-):
+def rejection_verification(target_scores, draft_scores, proposals, lengths, *, point_mass, uniforms, residual_seeds):
     """See `reference.rejection_verification`."""
     batch, count, vocab_size = target_scores.shape
     device = target_scores.device

@@ -59,7 +59,9 @@ def test_what_cannot_be_honoured_is_refused_by_name(target, drafts, prompt):
 def test_models_that_cannot_take_part_are_refused_by_name(target, drafts, prompt):
     mamba = MambaForCausalLM(MambaConfig(vocab_size=97, hidden_size=16, num_hidden_layers=1, state_size=4))
     refused(target, prompt, "MambaForCausalLM.*recurrent state", assistant_model=mamba)
-    t5 = AutoModelForSeq2SeqLM.from_config(T5Config(vocab_size=97, d_model=16, num_layers=1, d_ff=16, num_heads=2, d_kv=8))
+    t5 = AutoModelForSeq2SeqLM.from_config(
+        T5Config(vocab_size=97, d_model=16, num_layers=1, d_ff=16, num_heads=2, d_kv=8)
+    )
     refused(target, prompt, "encoder-decoder", assistant_model=t5)
     with torch.device("meta"):
         meta = tiny_llama(1)
@@ -78,7 +80,9 @@ def test_embeddings_as_prompt_are_refused(target, drafts, prompt):
 def test_right_padding_is_refused(target, drafts):
     ids, mask = torch.tensor([[5, 6, 0], [5, 6, 7]]), torch.tensor([[1, 1, 0], [1, 1, 1]])
     with pytest.raises(SaguaroError, match="left"):
-        target.generate(ids, attention_mask=mask, max_new_tokens=4, assistant_model=drafts["good"], speculation="saguaro")
+        target.generate(
+            ids, attention_mask=mask, max_new_tokens=4, assistant_model=drafts["good"], speculation="saguaro"
+        )
 
 
 @pytest.mark.parametrize("fields", [
@@ -112,7 +116,9 @@ def test_config_round_trips_through_json_and_a_saved_generation_config(target, d
 @pytest.mark.parametrize("execution", ["async", "sync"])
 @pytest.mark.parametrize("where", ["prefill", "chain", "glue", "plant", "grow", "harvest"])
 @pytest.mark.parametrize("after", [0, 2])
-def test_a_draft_that_fails_is_left_out_and_the_text_is_whole(target, drafts, prompt, monkeypatch, caplog, where, execution, after):
+def test_a_draft_that_fails_is_left_out_and_the_text_is_whole(
+    target, drafts, prompt, monkeypatch, caplog, where, execution, after
+):
     plain = target.generate(prompt, max_new_tokens=24, do_sample=False)
     stock, calls = getattr(Drafter, where), []
 
@@ -125,7 +131,9 @@ def test_a_draft_that_fails_is_left_out_and_the_text_is_whole(target, drafts, pr
     monkeypatch.setattr(Drafter, where, failing)
     threads = threading.active_count()
     config = SaguaroConfig(num_assistant_tokens=3, fan_out=2, execution=execution, backup="draft")
-    out = target.generate(prompt, max_new_tokens=24, do_sample=False, assistant_model=drafts["fair"], speculation=config)
+    out = target.generate(
+        prompt, max_new_tokens=24, do_sample=False, assistant_model=drafts["fair"], speculation=config
+    )
     assert out.tolist() == plain.tolist()
     assert threading.active_count() == threads
     stats = hf_saguaro.last_stats(target)
@@ -161,7 +169,13 @@ def test_models_come_back_as_they_were_given(target, drafts, prompt):
 
     def state(model):
         flags = [(p.requires_grad, p.data_ptr()) for p in model.parameters()]
-        return model.training, flags, model.generation_config.to_dict(), model.config.to_dict(), len(model._forward_hooks)
+        return (
+            model.training,
+            flags,
+            model.generation_config.to_dict(),
+            model.config.to_dict(),
+            len(model._forward_hooks),
+        )
 
     draft.train()
     before = state(target), state(draft), torch.get_num_threads()

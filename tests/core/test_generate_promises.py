@@ -135,7 +135,9 @@ def test_eos_from_the_models_generation_config(both, target, prompt):
     same(*both(prompt, model=model))
 
 
-@pytest.mark.parametrize("limit", [{"max_new_tokens": n} for n in range(1, K + 3)] + [{"max_length": 20, "max_new_tokens": None}])
+@pytest.mark.parametrize(
+    "limit", [{"max_new_tokens": n} for n in range(1, K + 3)] + [{"max_length": 20, "max_new_tokens": None}]
+)
 def test_length_limits(both, prompt, limit):
     same(*both(prompt, **limit))
 
@@ -326,7 +328,9 @@ def test_a_users_cache_is_untouched_when_the_call_fails(target, drafts, prompt, 
 
 
 def test_scores_and_logits_one_entry_per_token(both, prompt):
-    plain, ours = both(prompt, return_dict_in_generate=True, output_scores=True, output_logits=True, repetition_penalty=1.2)
+    plain, ours = both(
+        prompt, return_dict_in_generate=True, output_scores=True, output_logits=True, repetition_penalty=1.2
+    )
     same(plain.sequences, ours.sequences)
     for name in ("scores", "logits"):
         assert len(getattr(ours, name)) == len(getattr(plain, name)) == 24
@@ -466,7 +470,9 @@ def test_a_perturbed_draft_in_bfloat16_differs_at_near_ties_only(prompt):
     target = tiny_llama(0).to(torch.bfloat16)
     draft = perturbed(target, 0.05)
     plain = target.generate(prompt, max_new_tokens=40, do_sample=False)
-    out = target.generate(prompt, max_new_tokens=40, do_sample=False, assistant_model=draft, speculation=CONFIGS["async"])
+    out = target.generate(
+        prompt, max_new_tokens=40, do_sample=False, assistant_model=draft, speculation=CONFIGS["async"]
+    )
     if out.tolist() != plain.tolist():
         first = int((out != plain)[0].nonzero()[0])
         top = target(plain[:, :first]).logits[0, -1].float().topk(2).values

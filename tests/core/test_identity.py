@@ -57,12 +57,16 @@ def test_texts_of_every_length(target, drafts, prompt, plain, k, execution):
 def test_no_backup_and_no_mode_changes_the_text(target, drafts, prompt, plain, draft, execution, backup):
     for k in ("auto", 4):
         config = SaguaroConfig(num_assistant_tokens=k, execution=execution, backup=backup)
-        out = target.generate(prompt, max_new_tokens=50, do_sample=False, assistant_model=drafts[draft], speculation=config)
+        out = target.generate(
+            prompt, max_new_tokens=50, do_sample=False, assistant_model=drafts[draft], speculation=config
+        )
         assert out.tolist() == plain(prompt, 50).tolist()
 
 
 @pytest.mark.parametrize("fan_out", [1, 3])
-@pytest.mark.parametrize("sampling", [{"do_sample": False}, {"do_sample": True, "temperature": 0.7}, {"do_sample": True}])
+@pytest.mark.parametrize(
+    "sampling", [{"do_sample": False}, {"do_sample": True, "temperature": 0.7}, {"do_sample": True}]
+)
 def test_the_target_as_its_own_draft_is_always_accepted_and_always_hit(target, drafts, prompt, sampling, fan_out):
     config = SaguaroConfig(num_assistant_tokens=4, fan_out=fan_out, execution="async", backup="draft", seed=1)
     target.generate(prompt, max_new_tokens=41, assistant_model=drafts["itself"], speculation=config, **sampling)
@@ -130,7 +134,9 @@ def test_a_slow_draft_changes_no_token(target, drafts, prompt, plain, monkeypatc
 
     monkeypatch.setattr(Drafter, where, slow)
     config = SaguaroConfig(num_assistant_tokens=3, fan_out=2, execution="async")
-    out = target.generate(prompt, max_new_tokens=20, do_sample=False, assistant_model=drafts["good"], speculation=config)
+    out = target.generate(
+        prompt, max_new_tokens=20, do_sample=False, assistant_model=drafts["good"], speculation=config
+    )
     assert out.tolist() == plain(prompt, 20).tolist()
 
 
@@ -145,6 +151,8 @@ def test_a_slow_target_changes_no_token(target, drafts, prompt, plain, monkeypat
 
     monkeypatch.setattr(Verifier, "forward", slow)
     config = SaguaroConfig(num_assistant_tokens=3, fan_out=2, execution="async")
-    out = target.generate(prompt, max_new_tokens=20, do_sample=False, assistant_model=drafts["good"], speculation=config)
+    out = target.generate(
+        prompt, max_new_tokens=20, do_sample=False, assistant_model=drafts["good"], speculation=config
+    )
     assert out.tolist() == plain(prompt, 20).tolist()
     assert hf_saguaro.last_stats(target).hit_rate > 0.5

@@ -87,7 +87,13 @@ def p_values(drawn, law):
 
 PATHS = {
     "sync": {"execution": "sync", "num_assistant_tokens": 2},
-    "hits": {"execution": "async", "num_assistant_tokens": 2, "fan_out": V, "fan_out_shape": "uniform", "backup": "draft"},
+    "hits": {
+        "execution": "async",
+        "num_assistant_tokens": 2,
+        "fan_out": V,
+        "fan_out_shape": "uniform",
+        "backup": "draft",
+    },
     "misses": {"execution": "async", "num_assistant_tokens": 2, "fan_out": 0, "backup": "draft"},
     "copies": {"execution": "sync", "num_assistant_tokens": 2, "backup": "prompt_lookup"},
     "none": {"execution": "async", "num_assistant_tokens": 1, "fan_out": 2, "backup": "none"},

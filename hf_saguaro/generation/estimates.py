@@ -1,0 +1,102 @@
+# Copyright 2026 The hf_saguaro authors. SPDX-License-Identifier: Apache-2.0
+"""Moving estimates of what a pair of models costs and accepts. They outlive a call, so that the next one starts warm."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch import nn
+
+from ..config import MAX_DRAFT_TOKENS
+
+
+_DECAY = 0.1
+_BINS = 10
+
+
+class Average:
+    """A moving mean: the plain mean of the first values, then an exponential one.
+
+    Args:
+        prior (`float`, *optional*), weight (`float`): what is believed before anything was seen, and how firmly.
+    """
+
+    def __init__(self, prior: float | None = None, weight: float = 0.0):
+        self.value, self.weight = prior, weight
+
+    def add(self, value: float) -> None:
+        self.weight += 1
+        share = max(_DECAY, 1 / self.weight)
+        self.value = value if self.value is None else self.value + share * (value - self.value)
+
+
+class Estimates:
+    """All times are in seconds.
+
+    Attributes:
+        prefill: the target's last reading of a prompt.
+        step: a plain decoding step.
+        verify, token: a verify and an emitted token, by execution.
+        verify_slope: what each further row adds to a verify.
+        draft_pass, tree_pass: one narrow draft pass, and one pass of glue or tree beside the target.
+        hit_rate: of rows in overlapped rounds.
+        drafted, copied: acceptance by depth of drafted tokens and of n-gram copies.
+        by_confidence: acceptance by the draft's own probability of the token.
+        rounds, next_probe, probe_gap: when the runner-up mode gets its next try.
+    """
+
+    def __init__(self) -> None:
+        self.prefill: float | None = None
+        self.step = Average()
+        self.verify: dict[str, Average] = {}
+        self.token: dict[str, Average] = {}
+        self.verify_slope = Average()
+        self.draft_pass = Average()
+        self.tree_pass = Average()
+        self.hit_rate = Average(0.6, 1.0)
+        self.drafted = [Average(0.7, 1.0) for _ in range(MAX_DRAFT_TOKENS)]
+        self.copied = [Average(0.3, 1.0) for _ in range(MAX_DRAFT_TOKENS)]
+        self.by_confidence = [Average((i + 0.5) / _BINS, 2.0) for i in range(_BINS)]
+        self.rounds = self.next_probe = self.probe_gap = 0
+
+    def step_seconds(self) -> float | None:
+        """One step of the target, from the nearest thing that was measured."""
+        return self.step.value or min((average.value for average in self.verify.values()), default=self.prefill)
+
+    def verify_seconds(self, execution: str) -> float | None:
+        return self.verify[execution].value if execution in self.verify else None
+
+    def seconds_per_token(self) -> float:
+        """What a token costs at present: the price that an accepted draft token saves."""
+        costs = [average.value for average in self.token.values() if average.weight >= 2]
+        return min([*costs, self.step_seconds()])
+
+    def accept_rates(self, depth: int, copied: bool = False) -> list[float]:
+        """Acceptance of the 1st, 2nd .. token of a chain, given that the ones before were accepted."""
+        rates = self.copied if copied else self.drafted
+        return [min(max(rate.value, 0.02), 0.98) for rate in rates[:depth]]
+
+    def calibrated(self, confidence: float) -> float:
+        """How often tokens of such confidence were accepted."""
+        return self.by_confidence[min(int(confidence * _BINS), _BINS - 1)].value
+
+    def saw_chain(self, length: int, accepted: int, confidence: list[float], copied: bool) -> None:
+        """Takes in what became of a chain of `length` tokens; what lies behind the first rejection tells nothing."""
+        rates = self.copied if copied else self.drafted
+        for depth in range(min(accepted + 1, length)):
+            rates[depth].add(depth < accepted)
+            if confidence:
+                self.by_confidence[min(int(confidence[depth] * _BINS), _BINS - 1)].add(depth < accepted)
+
+
+_PAIRS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def estimates_of(target: nn.Module, draft: nn.Module | None, batch_size: int) -> Estimates:
+    """The estimates of a pair of models as it runs now: made at first use, forgotten with the models."""
+    if draft is None:
+        return Estimates()
+    kept = _PAIRS.setdefault(target, weakref.WeakKeyDictionary()).setdefault(draft, {})
+    place = (str(target.device), str(draft.device), torch.get_num_threads(), batch_size)
+    return kept.setdefault(place, Estimates())
