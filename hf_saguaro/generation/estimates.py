@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import statistics
 import weakref
+from collections import deque
 
 import torch
 from torch import nn
@@ -13,6 +15,7 @@ from ..config import MAX_DRAFT_TOKENS
 
 _DECAY = 0.1
 _BINS = 10
+_REMEMBERED = 9
 
 
 class Average:
@@ -29,6 +32,24 @@ class Average:
         self.weight += 1
         share = max(_DECAY, 1 / self.weight)
         self.value = value if self.value is None else self.value + share * (value - self.value)
+
+
+class Typical:
+    """The median of the last values: a cold first pass, or a moment when the machine was busy elsewhere, is no news."""
+
+    def __init__(self) -> None:
+        self._last: deque[float] = deque(maxlen=_REMEMBERED)
+
+    def add(self, value: float) -> None:
+        self._last.append(value)
+
+    @property
+    def value(self) -> float | None:
+        return statistics.median_low(self._last) if self._last else None
+
+    @property
+    def weight(self) -> int:
+        return len(self._last)
 
 
 class Estimates:
@@ -48,12 +69,12 @@ class Estimates:
 
     def __init__(self) -> None:
         self.prefill: float | None = None
-        self.step = Average()
-        self.verify: dict[str, Average] = {}
+        self.step = Typical()
+        self.verify: dict[str, Typical] = {}
         self.token: dict[str, Average] = {}
-        self.verify_slope = Average()
-        self.draft_pass = Average()
-        self.tree_pass = Average()
+        self.verify_slope = Typical()
+        self.draft_pass = Typical()
+        self.tree_pass = Typical()
         self.hit_rate = Average(0.6, 1.0)
         self.drafted = [Average(0.7, 1.0) for _ in range(MAX_DRAFT_TOKENS)]
         self.copied = [Average(0.3, 1.0) for _ in range(MAX_DRAFT_TOKENS)]
@@ -63,6 +84,12 @@ class Estimates:
     def step_seconds(self) -> float | None:
         """One step of the target, from the nearest thing that was measured."""
         return self.step.value or min((average.value for average in self.verify.values()), default=self.prefill)
+
+    def pass_seconds(self) -> float | None:
+        """A narrow draft pass; a pass of a whole tree bounds it. `None` until it was seen more than once."""
+        if self.draft_pass.weight < 2 and self.tree_pass.weight < 2:
+            return None
+        return min(typical.value for typical in (self.draft_pass, self.tree_pass) if typical.weight)
 
     def verify_seconds(self, execution: str) -> float | None:
         return self.verify[execution].value if execution in self.verify else None

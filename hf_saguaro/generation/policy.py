@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ..config import SaguaroConfig
 from . import theory
 from .acceptance import Proposal
-from .estimates import Average, Estimates
+from .estimates import Average, Estimates, Typical
 from .fan_out import allocate
 
 
@@ -102,9 +102,12 @@ class Policy:
         if self._probe is not None and self._probe[1] > 0:
             self._probe = (self._probe[0], self._probe[1] - 1)
             return self._probe[0]
+        if not seen.next_probe:
+            seen.probe_gap = _FIRST_PROBE_GAP
+            seen.next_probe = seen.rounds + seen.probe_gap
         if seen.rounds < seen.next_probe:
             return best
-        seen.probe_gap = min(2 * seen.probe_gap, _LAST_PROBE_GAP) if seen.next_probe else _FIRST_PROBE_GAP
+        seen.probe_gap = min(2 * seen.probe_gap, _LAST_PROBE_GAP)
         seen.next_probe = seen.rounds + seen.probe_gap
         self._probe = (second, 1)
         return second
@@ -115,7 +118,7 @@ class Policy:
         tree_pass, verify = seen.tree_pass.value, seen.verify_seconds("async")
         if tree_pass is None or verify is None:
             return AUTO_DRAFT_TOKENS // 2
-        backup, slope = (seen.draft_pass.value or tree_pass) / verify, seen.verify_slope.value or 0.0
+        backup, slope = (seen.pass_seconds() or tree_pass) / verify, seen.verify_slope.value or 0.0
 
         def speedup(depth: int) -> float:
             tokens = theory.expected_tokens(seen.accept_rates(depth))
@@ -155,7 +158,7 @@ class Policy:
         drafted = theory.expected_tokens(seen.accept_rates(plan.depth))
         copied = theory.expected_tokens(seen.accept_rates(plan.depth, copied=True))
         primary = (plan.depth + 1) * (seen.tree_pass.value or 0.0) / verify
-        backup = plan.depth * (seen.draft_pass.value or 0.0) / verify
+        backup = plan.depth * (seen.pass_seconds() or 0.0) / verify
         hit_rate = seen.hit_rate.value
         return theory.ssd_speedup(hit_rate, drafted, drafted, primary, backup, rows) >= theory.ssd_speedup(
             hit_rate, drafted, copied, primary, 0.0, rows
@@ -170,11 +173,12 @@ class Policy:
             confidence (`list[float]`): the draft's probability of every token of the chain so far.
         """
         seen = self.estimates
-        if seen.draft_pass.value is None or seen.step_seconds() is None:
+        seconds = seen.pass_seconds()
+        if seconds is None or seen.step_seconds() is None:
             return True
         if self._fixed_depth is not None:
-            return seen.draft_pass.value < 2 * seen.step_seconds()
-        return self._gain(confidence) > seen.draft_pass.value + (seen.verify_slope.value or 0.0)
+            return seconds < 2 * seen.step_seconds()
+        return self._gain(confidence) > seconds + (seen.verify_slope.value or 0.0)
 
     def worth_verifying(self, confidence: list[float]) -> int:
         """How much of a chain that is there already is worth its rows in the verify.
@@ -237,7 +241,7 @@ class Policy:
             if proposal.width == 0:
                 seen.step.add(seconds)
             return
-        seen.verify.setdefault(plan.execution, Average()).add(verify_seconds)
+        seen.verify.setdefault(plan.execution, Typical()).add(verify_seconds)
         seen.token.setdefault(plan.execution, Average()).add(seconds / max(tokens, 1))
         if plan.execution == "sync" and proposal.width and seen.step.value is not None:
             seen.verify_slope.add(max(verify_seconds - seen.step.value, 0.0) / proposal.width)

@@ -142,5 +142,11 @@ class Speculator:
         for row, copied in copies.items():
             tokens[row, : len(copied)] = torch.tensor(copied, device=self.device)
         return Proposal(
-            tokens, lengths, scores, point_mass, [row in hits for row in range(batch_size)], backups, confidence
+            tokens,
+            lengths,
+            scores,
+            point_mass,
+            [row in hits and lengths[row] > 0 for row in range(batch_size)],
+            backups,
+            confidence,
         )
