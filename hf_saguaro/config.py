@@ -48,7 +48,8 @@ class SaguaroConfig:
         seed (`int`, *optional*):
             Seed of the sampling noise; `None` draws one from the global torch generator.
         compile (`bool` or `"auto"`, *optional*, defaults to `"auto"`):
-            Whether fixed-shape draft passes go through `torch.compile`.
+            Whether draft passes go through `torch.compile` with fixed shapes. `"auto"` is off: on a CPU each shape costs
+            tens of seconds to compile, more than all but the longest runs win back (`compile_seconds` in the stats).
         adaptation (`OnlineAdapter`, `AdaptationConfig` or `True`, *optional*):
             Lets the draft learn from what the target accepts. An adapter object itself is not serialised.
         draft_temperature (`float`, *optional*):

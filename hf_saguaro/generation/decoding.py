@@ -150,6 +150,7 @@ class RoundLoop:
             self.stats.draft_seconds = self.speculator.busy_seconds
             self.stats.primary_seconds = self.speculator.primary_seconds
             self.stats.backup_seconds = self.speculator.backup_seconds
+            self.stats.compile_seconds = self.speculator.drafter.slots.compile_seconds
 
     # The text
 

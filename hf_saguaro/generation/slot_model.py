@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import time
+import weakref
 from typing import Any
 
 import torch
@@ -16,6 +19,9 @@ from .tree_mask import AttentionKinds, TreeLayout, causal
 
 # Longest run of prompt tokens fed at once: bounds the mask's memory, costs nothing in speed.
 PREFILL_CHUNK = 1024
+# Slots that compiled passes round up to; and the seconds from which on a pass must have compiled.
+_BUCKET = 128
+_COMPILING = 1.0
 
 
 class SlotModel:
@@ -24,9 +30,11 @@ class SlotModel:
     Args:
         model (`PreTrainedModel` or a wrapper of one): decoder-only, eager or sdpa attention.
         batch_size (`int`): rows of the cache.
+        compiled (`bool`): whether decoding passes run through `torch.compile`. Their shapes are then fixed: attention
+            always sees a whole number of buckets of slots, and the mask hides the rest.
     """
 
-    def __init__(self, model: nn.Module, batch_size: int):
+    def __init__(self, model: nn.Module, batch_size: int, compiled: bool = False):
         self.model = model
         self.batch_size = batch_size
         self.device = model.device
@@ -37,6 +45,8 @@ class SlotModel:
         parameters = inspect.signature(compat.unwrap(model).forward).parameters
         self._keeps_logits = "logits_to_keep" in parameters
         self._takes_positions = "position_ids" in parameters
+        self._compiled = _compiled_forward(model) if compiled else None
+        self.compile_seconds = 0.0
 
     def forward(
         self, tokens: torch.Tensor, first: list[int], *, keep: int, rows: list[int] | None = None
@@ -80,7 +90,8 @@ class SlotModel:
             part = positions[:, column : column + PREFILL_CHUNK]
             ids = tokens[:, column : column + PREFILL_CHUNK]
             start = int(part[0, 0]) + 1 if contiguous else None
-            logits = self._run(ids, part.clamp_min(0), part + 1, start, int(part.max().clamp_min(0)) + 2, 1, None)
+            end = int(part.max().clamp_min(0)) + 2
+            logits = self._run(ids, part.clamp_min(0), part + 1, start, end, 1, None, compiled=False)
         return logits[:, -1]
 
     def tree(self, tokens: torch.Tensor, layout: TreeLayout, step: int, *, rows: list[int],
@@ -96,11 +107,10 @@ class SlotModel:
         Returns:
             `Tensor` of shape `[R, M, V]` (or `[R, 1, V]`).
         """
-        end = layout.end(step)
-        start = end - layout.branches
+        start, end = layout.end(step) - layout.branches, self._bucket(layout.end(step))
         slots = self.slots(end)
         visible, positions = layout.visible(step, slots), layout.positions(step)
-        written = slots[start:].expand(len(rows), -1)
+        written = slots[start : layout.end(step)].expand(len(rows), -1)
         if branches is not None:
             pick = torch.tensor(branches, device=self.device)[:, None]
             positions, written = positions.gather(1, pick), written.gather(1, pick)
@@ -116,23 +126,46 @@ class SlotModel:
             self._slots = torch.arange(2 * count, device=self.device)
         return self._slots[:count]
 
-    def _run(self, tokens, positions, written, start, end, keep, rows):
+    def _bucket(self, end: int) -> int:
+        return end if self._compiled is None else -(-end // _BUCKET) * _BUCKET
+
+    def _run(self, tokens, positions, written, start, end, keep, rows, compiled=True):
+        end = self._bucket(end) if compiled else end
         slots = self.slots(end)
         mask = self.kinds.masks(causal(written, slots), positions, (slots - 1)[None], self.dtype)
-        return self._call(tokens, positions, written, start, end, keep, self._index(rows), mask)
+        return self._call(tokens, positions, written, start, end, keep, self._index(rows), mask, compiled)
 
     def _index(self, rows: list[int] | None) -> torch.Tensor | None:
         return None if rows is None or len(rows) == self.batch_size else torch.tensor(rows, device=self.device)
 
-    def _call(self, tokens, positions, written, start, end, keep, rows, mask) -> torch.Tensor:
+    def _call(self, tokens, positions, written, start, end, keep, rows, mask, compiled=True) -> torch.Tensor:
+        # A part of the batch has a shape of its own each time: not worth compiling.
+        compiled = compiled and self._compiled is not None and rows is None
         plan = self.cache.plan
         self.cache.reserve(end)
-        plan.slots, plan.start, plan.end = written, start, end
+        plan.slots, plan.start, plan.end = written, None if compiled else start, end
         plan.rows = None if rows is None else rows[:, None]
         kwargs: dict[str, Any] = {compat.CACHE_KEY: self.cache, "attention_mask": mask, "use_cache": True}
         if self._takes_positions:
             kwargs["position_ids"] = positions
         if self._keeps_logits:
             kwargs["logits_to_keep"] = keep
-        logits = self.model(input_ids=tokens, return_dict=True, **kwargs).logits
+        began = time.perf_counter()
+        forward = self._compiled if compiled else self.model
+        logits = forward(input_ids=tokens, return_dict=True, **kwargs).logits
+        if compiled and time.perf_counter() - began > _COMPILING:
+            self.compile_seconds += time.perf_counter() - began
         return logits[:, -keep:]
+
+
+@functools.cache
+def _warm() -> weakref.WeakKeyDictionary:
+    return weakref.WeakKeyDictionary()
+
+
+def _compiled_forward(model: nn.Module):
+    """`torch.compile` of a model's forward, kept with the model: a second call compiles nothing."""
+    kept = _warm()
+    if model not in kept:
+        kept[model] = torch.compile(model.forward, dynamic=False)
+    return kept[model]

@@ -97,7 +97,12 @@ def saguaro_decoding(
     if draft is not None:
         draft_processors = DraftProcessors(logits_processor, config.draft_temperature, batch_size)
         drafter = Drafter(
-            SlotModel(draft, batch_size), acceptance, draft_processors, prompt, vocab_size, transcript.prefix
+            SlotModel(draft, batch_size, compiled=config.compile is True),
+            acceptance,
+            draft_processors,
+            prompt,
+            vocab_size,
+            transcript.prefix,
         )
         speculator = Speculator(drafter, policy, input_ids.device)
         worker = DraftWorker(_draft_threads(self, draft)) if policy.may_overlap else None

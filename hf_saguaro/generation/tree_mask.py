@@ -118,9 +118,10 @@ class TreeLayout:
         return self.limits + step
 
     def visible(self, step: int, slots: torch.Tensor) -> torch.Tensor:
-        """`[R, M, S]` bool for pass `step`, `S = end(step)`."""
+        """`[R, M, S]` bool for pass `step`; slots from `end(step)` on have not been written."""
         branch = torch.arange(self.branches, device=slots.device)
-        own = (slots >= self.start) & ((slots - self.start) % self.branches == branch[:, None])
+        written = (slots >= self.start) & (slots < self.end(step))
+        own = written & ((slots - self.start) % self.branches == branch[:, None])
         return causal(self.limits, slots) | own
 
     def slot_positions(self, slots: torch.Tensor) -> torch.Tensor:

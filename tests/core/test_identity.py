@@ -156,3 +156,15 @@ def test_a_slow_target_changes_no_token(target, drafts, prompt, plain, monkeypat
     )
     assert out.tolist() == plain(prompt, 20).tolist()
     assert hf_saguaro.last_stats(target).hit_rate > 0.5
+
+
+@pytest.mark.slow
+def test_a_compiled_draft_changes_no_token(target, drafts, prompt, plain):
+    config = SaguaroConfig(num_assistant_tokens=3, execution="sync", compile=True)
+    for _ in range(2):
+        out = target.generate(
+            prompt, max_new_tokens=20, do_sample=False, assistant_model=drafts["unrelated"], speculation=config
+        )
+        assert out.tolist() == plain(prompt, 20).tolist()
+    stats = hf_saguaro.last_stats(target)
+    assert stats.draft_failure is None and stats.compile_seconds == 0.0  # the second call compiles nothing
