@@ -107,7 +107,7 @@ class Drafter:
         self._prompt_lengths = [len(tokens) for tokens in self.prompts]
         self.lengths = list(self._prompt_lengths)
         self.valid = [0] * len(self.prompts)
-        self.pass_seconds: float | None = None  # of the last narrow pass
+        self.pass_seconds: float | None = None  # of the last narrow pass, until somebody has taken note of it
         self._text = torch.zeros(len(self.prompts), 2 * max(self.lengths) + 64, dtype=torch.long, device=slots.device)
         for row, tokens in enumerate(self.prompts):
             self._text[row, : len(tokens)] = tokens

@@ -112,8 +112,9 @@ class Speculator:
         return self.policy.pass_pays([float(values.mean()) for values in chain.confidence])
 
     def _complete(self, chain: Chain) -> bool:
-        if self.drafter.pass_seconds is not None:
-            self.policy.estimates.draft_pass.add(self.drafter.pass_seconds)
+        seconds, self.drafter.pass_seconds = self.drafter.pass_seconds, None
+        if seconds is not None:
+            self.policy.estimates.draft_pass.add(seconds)
         return True
 
     def _assemble(self, prepared: list[Chain], hits: set[int], chain: Chain | None, copies: dict[int, list[int]],
