@@ -4,10 +4,17 @@
 from __future__ import annotations
 
 import copy
+import os
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+
+
+if not torch.cuda.is_available():
+    # Triton reads this while it is imported, and Transformers imports it.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 
 
 VOCAB = 97

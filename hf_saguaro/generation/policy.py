@@ -167,7 +167,7 @@ class Policy:
     def pass_pays(self, confidence: list[float]) -> bool:
         """Whether one more draft pass, with the target waiting for it, is worth its time.
 
-        With a fixed K chains are completed, unless the draft is so slow that a pass outlasts two steps of the target.
+        With a fixed K chains are completed, unless the draft is so slow that a pass outlasts four steps of the target.
 
         Args:
             confidence (`list[float]`): the draft's probability of every token of the chain so far.
@@ -177,7 +177,7 @@ class Policy:
         if seconds is None or seen.step_seconds() is None:
             return True
         if self._fixed_depth is not None:
-            return seconds < 2 * seen.step_seconds()
+            return seconds < 4 * seen.step_seconds()
         return self._gain(confidence) > seconds + (seen.verify_slope.value or 0.0)
 
     def worth_verifying(self, confidence: list[float]) -> int:

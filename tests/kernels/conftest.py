@@ -2,8 +2,6 @@
 """The same kernel tests run in torch, under Triton's CPU interpreter, and on a GPU (`-m gpu`)."""
 
 import importlib.util
-import os
-import sys
 
 import pytest
 import torch
@@ -12,18 +10,6 @@ import torch
 HAS_CUDA = torch.cuda.is_available()
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
-
-def _interpret():
-    """Turns the interpreter on. Triton reads the variable while it is imported, and Transformers has imported it by
-    now: it is imported anew, all but its compiled part, which does not read it."""
-    os.environ["TRITON_INTERPRET"] = "1"
-    for name in list(sys.modules):
-        if name.split(".")[0] == "triton" and not name.startswith("triton._C"):
-            del sys.modules[name]
-
-
-if HAS_TRITON and not HAS_CUDA and os.environ.get("TRITON_INTERPRET") != "1":
-    _interpret()
 
 _TORCH = pytest.param(("torch", "cpu"), id="torch")
 _INTERPRETER = pytest.param(("triton", "cpu"), id="interpreter")

@@ -85,7 +85,7 @@ def test_tokens_are_drawn_from_q(fast_device):
     [
         (1, 97, torch.float32, 1),
         (5, 1031, torch.bfloat16, 4),
-        (2, 8200, torch.float16, 128),
+        (1, 8200, torch.float16, 40),
         (1, 128_256, torch.bfloat16, 5),
         (2, 700, torch.float32, 300),
     ],

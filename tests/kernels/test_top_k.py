@@ -54,7 +54,7 @@ def test_equal_scores_come_by_rising_token(any_device):
     assert top_k(any_device, scores, 6)[1].tolist() == [[4000, 5000, 8999, 0, 1, 2]]
 
 
-@pytest.mark.parametrize(("vocab_size", "k", "dtype"), [(49_152, 32, torch.bfloat16), (262_144, 8, torch.float32)])
+@pytest.mark.parametrize(("vocab_size", "k", "dtype"), [(49_152, 32, torch.bfloat16), (262_144, 3, torch.float32)])
 def test_kernel_equals_the_reference_on_large_vocabularies(triton_device, generator, vocab_size, k, dtype):
     scores = torch.randn(1, vocab_size, generator=generator).to(dtype)
     results, expected = top_k(triton_device, scores, k), reference.top_k_with_residual(scores, k)
