@@ -15,6 +15,7 @@ from ..stats import SaguaroStats
 from .acceptance import Proposal
 from .draft_worker import DraftWorker
 from .policy import Policy, RoundPlan
+from .reencoding import ReencodingSpeculator
 from .speculation_cache import Outcome
 from .speculator import Speculator
 from .transcript import Transcript
@@ -29,13 +30,13 @@ class RoundLoop:
 
     Args:
         verifier (`Verifier`): the target's side.
-        speculator (`Speculator` or `None`): the draft's side; `None` decodes without a draft.
+        speculator (`Speculator`, `ReencodingSpeculator` or `None`): the draft's side; `None` decodes without a draft.
         policy (`Policy`), transcript (`Transcript`), stats (`SaguaroStats`)
         worker (`DraftWorker` or `None`): the draft's thread; `None` where no round may overlap.
         sink: what learns from the rounds and may change the draft between them, or `None`.
     """
 
-    def __init__(self, verifier: Verifier, speculator: Speculator | None, policy: Policy, transcript: Transcript,
+    def __init__(self, verifier: Verifier, speculator: Speculator | ReencodingSpeculator | None, policy: Policy, transcript: Transcript,
                  stats: SaguaroStats, worker: DraftWorker | None, sink: Any = None):  # fmt: skip
         self.verifier, self.speculator, self.policy, self.transcript = verifier, speculator, policy, transcript
         self.stats, self.worker, self.sink, self.session = stats, worker, sink, None
@@ -78,7 +79,7 @@ class RoundLoop:
         if self.sink is not None:
             self.session = self.sink.begin(self.verifier.prompt.known_tokens)
             self.sink.before_round()
-        read = None if self.speculator is None else self.speculator.drafter.prefill
+        read = None if self.speculator is None else self.speculator.prefill
         if read is not None and self.policy.overlaps_prefill:
             self.worker.share_cores(True)
             read = self.worker.submit(read).result
@@ -150,7 +151,7 @@ class RoundLoop:
             self.stats.draft_seconds = self.speculator.busy_seconds
             self.stats.primary_seconds = self.speculator.primary_seconds
             self.stats.backup_seconds = self.speculator.backup_seconds
-            self.stats.compile_seconds = self.speculator.drafter.slots.compile_seconds
+            self.stats.compile_seconds = self.speculator.compile_seconds
 
     # The text
 

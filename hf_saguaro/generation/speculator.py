@@ -32,6 +32,14 @@ class Speculator:
         if policy.config.backup in ("auto", "prompt_lookup"):
             self._lookup = [NGramIndex(tokens.tolist()) for tokens in drafter.prompts]
 
+    def prefill(self) -> None:
+        """The draft reads the prompts."""
+        self.drafter.prefill()
+
+    @property
+    def compile_seconds(self) -> float:
+        return self.drafter.slots.compile_seconds
+
     def prepare(self, proposal: Proposal, plan: RoundPlan, verdict: Future) -> Proposal:
         """The draft's work beside one verification: glue, forks, tree; then the next proposal, once the verdict is in.
 

@@ -24,10 +24,11 @@ from .estimates import estimates_of
 from .policy import AUTO_FAN_OUT, Policy
 from .processors import DraftProcessors, TargetProcessors
 from .prompt import Prompt
+from .reencoding import ReencodingSpeculator
 from .slot_model import SlotModel
 from .speculator import Speculator
 from .transcript import Transcript
-from .validation import check_inputs
+from .validation import check_inputs, same_vocabulary
 from .verifier import Verifier
 
 
@@ -95,16 +96,15 @@ def saguaro_decoding(
     policy = Policy(config, estimates_of(self, draft, batch_size), _can_overlap(self, draft))
     speculator, worker, sink = None, None, None
     if draft is not None:
-        draft_processors = DraftProcessors(logits_processor, config.draft_temperature, batch_size)
-        drafter = Drafter(
-            SlotModel(draft, batch_size, compiled=config.compile is True),
-            acceptance,
-            draft_processors,
-            prompt,
-            vocab_size,
-            transcript.prefix,
-        )
-        speculator = Speculator(drafter, policy, input_ids.device)
+        if same_vocabulary(self, draft, (tokenizer, assistant_tokenizer)):
+            draft_processors = DraftProcessors(logits_processor, config.draft_temperature, batch_size)
+            draft_slots = SlotModel(draft, batch_size, compiled=config.compile is True)
+            drafter = Drafter(draft_slots, acceptance, draft_processors, prompt, vocab_size, transcript.prefix)
+            speculator = Speculator(drafter, policy, input_ids.device)
+        else:
+            speculator = ReencodingSpeculator(
+                draft, tokenizer, assistant_tokenizer, policy, transcript.prefix, batch_size, input_ids.device
+            )
         worker = DraftWorker(_draft_threads(self, draft)) if policy.may_overlap else None
         sink = _adapter(config, draft, self)
     loop = RoundLoop(verifier, speculator, policy, transcript, stats, worker, sink)
