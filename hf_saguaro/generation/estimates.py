@@ -45,7 +45,9 @@ class Typical:
 
     @property
     def value(self) -> float | None:
-        return statistics.median_low(self._last) if self._last else None
+        # A copy in one step: calls from other threads share the estimates of a pair.
+        last = list(self._last)
+        return statistics.median_low(last) if last else None
 
     @property
     def weight(self) -> int:

@@ -111,7 +111,7 @@ def test_every_path_follows_the_targets_law(pair, law, path, verification):
 
 @pytest.mark.parametrize("bias", [0.5, 0.2])
 def test_saguaro_sampling_follows_the_targets_law(pair, law, bias):
-    config = {**PATHS["hits"], "fan_out": 2, "verification": "rejection", "cache_bias": bias}
+    config = {**PATHS["hits"], "verification": "rejection", "cache_bias": bias}
     drawn, _ = sample(pair, config)
     assert min(p_values(drawn, law).values()) > 1e-3
 
