@@ -28,6 +28,17 @@ HOOKS = (
     (generation_utils, "GENERATION_MODES_MAPPING"),
 )
 
+# A config that nobody touched holds this, in 4.57 from the start, later once `generate` has filled its defaults in.
+_ASSISTANT_TOKENS = (
+    GenerationConfig().num_assistant_tokens or GenerationConfig._get_default_generation_params()["num_assistant_tokens"]
+)
+
+
+def chosen_assistant_tokens(generation_config: GenerationConfig) -> int | None:
+    """`num_assistant_tokens` of a `generate` call, or `None` if it has the default, which nobody may have asked for."""
+    count = generation_config.num_assistant_tokens
+    return None if count == _ASSISTANT_TOKENS else count
+
 
 def mask_length(model_kwargs: dict[str, Any], generation_config: GenerationConfig, input_ids: torch.Tensor) -> int:
     """Columns of the attention mask that `generate` was given, cached ones included.
@@ -59,3 +70,16 @@ def unwrap(model: nn.Module) -> nn.Module:
         if inner is None or inner is model:
             return model
         model = inner
+
+
+def execution_device(model: nn.Module) -> torch.device:
+    """Where a model wants its inputs. Weights that accelerate offloads lie on 'meta' until their layer's turn."""
+    if model.device.type != "meta":
+        return model.device
+    for module in model.modules():
+        hook = getattr(module, "_hf_hook", None)
+        for each in getattr(hook, "hooks", [hook]):
+            device = getattr(each, "execution_device", None)
+            if device is not None:
+                return torch.device(device)
+    return model.device

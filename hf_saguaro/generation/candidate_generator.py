@@ -11,6 +11,7 @@ from torch import nn
 from transformers import GenerationConfig, LogitsProcessorList
 from transformers.generation.candidate_generator import CandidateGenerator
 
+from .. import compat
 from ..config import SaguaroConfig
 from .acceptance import CoupledVerification, Proposal, RejectionVerification
 from .draft_worker import DraftWorker
@@ -47,7 +48,7 @@ class SaguaroCandidateGenerator(CandidateGenerator):
         self._draft, self._processors = assistant_model, logits_processor or LogitsProcessorList()
         self._vocab_size = vocab_size or assistant_model.config.get_text_config(decoder=True).vocab_size
         seed = int(torch.randint(1 << 62, ())) if config.seed is None else config.seed
-        device = assistant_model.device
+        device = compat.execution_device(assistant_model)
         if generation_config.do_sample:
             self._acceptance = RejectionVerification(seed, self._vocab_size)
         else:

@@ -108,7 +108,7 @@ class Estimates:
 
     def calibrated(self, confidence: float) -> float:
         """How often tokens of such confidence were accepted."""
-        return self.by_confidence[min(int(confidence * _BINS), _BINS - 1)].value
+        return self.by_confidence[_bin(confidence)].value
 
     def saw_chain(self, length: int, accepted: int, confidence: list[float], copied: bool) -> None:
         """Takes in what became of a chain of `length` tokens; what lies behind the first rejection tells nothing."""
@@ -116,7 +116,12 @@ class Estimates:
         for depth in range(min(accepted + 1, length)):
             rates[depth].add(depth < accepted)
             if confidence:
-                self.by_confidence[min(int(confidence[depth] * _BINS), _BINS - 1)].add(depth < accepted)
+                self.by_confidence[_bin(confidence[depth])].add(depth < accepted)
+
+
+def _bin(confidence: float) -> int:
+    """A draft whose scores are NaN has no confidence."""
+    return min(int(confidence * _BINS), _BINS - 1) if confidence == confidence else 0
 
 
 _PAIRS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()

@@ -37,7 +37,7 @@ class SlotModel:
     def __init__(self, model: nn.Module, batch_size: int, compiled: bool = False):
         self.model = model
         self.batch_size = batch_size
-        self.device = model.device
+        self.device = compat.execution_device(model)
         self.dtype = model.dtype
         self.cache = SlotCache(batch_size)
         self.kinds = AttentionKinds.of(model.config)

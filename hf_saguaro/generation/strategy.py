@@ -25,6 +25,7 @@ from .policy import AUTO_FAN_OUT, Policy
 from .processors import DraftProcessors, TargetProcessors
 from .prompt import Prompt
 from .reencoding import ReencodingSpeculator
+from .self_check import check_reads_slots
 from .slot_model import SlotModel
 from .speculator import Speculator
 from .transcript import Transcript
@@ -66,9 +67,10 @@ def saguaro_decoding(
 ) -> SaguaroGenerateOutput | torch.LongTensor:
     """The decoding method that `generate` calls for `speculation=`; the arguments are those of its other modes."""
     began = time.perf_counter()
-    config = SaguaroConfig.resolve(generation_config.speculation)
+    config = SaguaroConfig.of(generation_config)
     draft = None if config.execution == "autoregressive" else assistant_model
     check_inputs(self, generation_config, logits_processor, model_kwargs, synced_gpus)
+    check_reads_slots(self)
     prompt = Prompt.of(input_ids, model_kwargs, generation_config)
     returns_dict = generation_config.return_dict_in_generate
     cache = model_kwargs.get(compat.CACHE_KEY)
@@ -158,14 +160,15 @@ def _can_overlap(target: nn.Module, draft: nn.Module | None) -> bool:
     """Whether the draft finds hardware to run on while the target runs."""
     if draft is None:
         return False
-    both_on_cpu = target.device.type == draft.device.type == "cpu"
-    return not both_on_cpu or torch.get_num_threads() > 1
+    return not _both_on_cpu(target, draft) or torch.get_num_threads() > 1
 
 
 def _draft_threads(target: nn.Module, draft: nn.Module) -> int | None:
-    if not target.device.type == draft.device.type == "cpu":
-        return None
-    return max(1, torch.get_num_threads() // 4)
+    return max(1, torch.get_num_threads() // 4) if _both_on_cpu(target, draft) else None
+
+
+def _both_on_cpu(target: nn.Module, draft: nn.Module) -> bool:
+    return all(compat.execution_device(model).type == "cpu" for model in (target, draft))
 
 
 def _adapter(config: SaguaroConfig, draft: nn.Module, target: nn.Module):

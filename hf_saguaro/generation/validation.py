@@ -97,7 +97,8 @@ def _check_model(model: nn.Module, who: str) -> None:
             f"{who}, {name}, takes positions from its mask (ALiBi), so a tree of tokens cannot be read in one pass. Use a "
             "model with rotary or learned positions."
         )
-    if any(parameter.is_meta for parameter in model.parameters()) and not hasattr(model, "hf_device_map"):
+    offloaded = any(hasattr(module, "_hf_hook") for module in model.modules())  # accelerate brings the weights in time
+    if not offloaded and any(parameter.is_meta for parameter in model.parameters()):
         raise SaguaroError(
             f"{who}, {name}, has weights on the 'meta' device, so nothing to compute with. Load its weights."
         )
@@ -109,6 +110,8 @@ def check_inputs(model: nn.Module, generation_config: GenerationConfig, processo
     if model_kwargs.get("inputs_embeds") is not None:
         raise SaguaroError("`inputs_embeds`: a draft continues token ids, not embeddings. Pass `input_ids`.")
     unknown = sorted(key for key, value in model_kwargs.items() if key not in _KNOWN_KWARGS and _holds_something(value))
+    if "mm_encoder_outputs" in unknown:  # what Transformers makes of them before a decoding method is called
+        unknown = ["pixel_values or another input of an encoder"]
     if unknown:
         raise SaguaroError(
             f"{', '.join(f'`{key}`' for key in unknown)}: speculation works on text alone and would have to leave this out. "

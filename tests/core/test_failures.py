@@ -71,6 +71,26 @@ def test_models_that_cannot_take_part_are_refused_by_name(target, drafts, prompt
     refused(target, prompt, "flex_attention", assistant_model=flex)
 
 
+def test_a_target_that_counts_positions_itself_is_refused_by_name(prompt):
+    """BART's decoder takes no positions: over slots it would place every token after a rejected one wrongly."""
+    from transformers import BartConfig, BartForCausalLM
+
+    config = BartConfig(vocab_size=97, d_model=16, decoder_layers=1, decoder_ffn_dim=16, decoder_attention_heads=2,
+                        is_encoder_decoder=False, pad_token_id=0, bos_token_id=1, eos_token_id=2, init_std=0.5)  # fmt: skip
+    target = BartForCausalLM(config).eval()
+    refused(target, prompt, "BartForCausalLM", assistant_model=copy.deepcopy(target))
+
+
+def test_a_draft_that_computes_nothing_but_nan_only_costs_time(target, drafts, prompt):
+    broken = copy.deepcopy(drafts["good"])
+    broken.lm_head.weight.data.fill_(float("nan"))
+    plain = target.generate(prompt, max_new_tokens=20, do_sample=False)
+    for fields in ({}, {"execution": "async", "num_assistant_tokens": 3}, {"execution": "sync"}):
+        out = target.generate(prompt, max_new_tokens=20, do_sample=False, assistant_model=broken,
+                              speculation=SaguaroConfig(**fields))  # fmt: skip
+        assert out.tolist() == plain.tolist()
+
+
 def test_embeddings_as_prompt_are_refused(target, drafts, prompt):
     with pytest.raises(SaguaroError, match="inputs_embeds"):
         target.generate(inputs_embeds=target.get_input_embeddings()(prompt), max_new_tokens=4,
