@@ -7,6 +7,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from transformers import GenerationConfig
+
+from . import compat
 from .errors import SaguaroError
 
 
@@ -153,6 +156,20 @@ class SaguaroConfig:
         raise SaguaroError(
             f"`speculation` is {speculation!r}; use 'saguaro', a dict of SaguaroConfig fields, or a SaguaroConfig."
         )
+
+    @classmethod
+    def of(cls, generation_config: GenerationConfig) -> SaguaroConfig:
+        """The config of one `generate` call: its `speculation`, and `num_assistant_tokens` if that stands beside it."""
+        config = cls.resolve(generation_config.speculation)
+        beside = compat.chosen_assistant_tokens(generation_config)
+        if beside is None or beside == config.num_assistant_tokens:
+            return config
+        if config.num_assistant_tokens != "auto":
+            raise SaguaroError(
+                f"`num_assistant_tokens` is {beside!r} for `generate` and {config.num_assistant_tokens} in `speculation`; "
+                "give it once."
+            )
+        return dataclasses.replace(config, num_assistant_tokens=beside)
 
 
 def _is_int(value: Any) -> bool:

@@ -102,7 +102,7 @@ def _with_speculation(stock: Callable) -> Callable:
         # The stock assisted loop hands its draft a copy of the target's config: a draft never speculates itself.
         if getattr(self, "speculation", None) is None or getattr(self, "is_assistant", False):
             return stock(self, assistant_model)
-        check_config(self, SaguaroConfig.resolve(self.speculation), assistant_model)
+        check_config(self, SaguaroConfig.of(self), assistant_model)
         return MODE
 
     return get_generation_mode

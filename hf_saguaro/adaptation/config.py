@@ -129,7 +129,9 @@ class AdaptationConfig:
         known = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(set(values) - known)
         if unknown:
-            raise SaguaroError(f"unknown adaptation field(s) {', '.join(unknown)}; known are {', '.join(sorted(known))}.")
+            raise SaguaroError(
+                f"unknown adaptation field(s) {', '.join(unknown)}; known are {', '.join(sorted(known))}."
+            )
         return cls(**values)
 
 

@@ -34,12 +34,14 @@ class RoundLoop:
         policy (`Policy`), transcript (`Transcript`), stats (`SaguaroStats`)
         worker (`DraftWorker` or `None`): the draft's thread; `None` where no round may overlap.
         sink: what learns from the rounds and may change the draft between them, or `None`.
+        temperature (`float`): of the scores, 0 when greedy; only the sink wants to know.
     """
 
     def __init__(self, verifier: Verifier, speculator: Speculator | ReencodingSpeculator | None, policy: Policy, transcript: Transcript,
-                 stats: SaguaroStats, worker: DraftWorker | None, sink: Any = None):  # fmt: skip
+                 stats: SaguaroStats, worker: DraftWorker | None, sink: Any = None, temperature: float = 0.0):  # fmt: skip
         self.verifier, self.speculator, self.policy, self.transcript = verifier, speculator, policy, transcript
-        self.stats, self.worker, self.sink, self.session = stats, worker, sink, None
+        self.stats, self.worker, self.sink, self.temperature = stats, worker, sink, temperature
+        self.session = None
         self._verdict: Future | None = None
 
     def run(self) -> None:
@@ -47,6 +49,8 @@ class RoundLoop:
         first = self._emit(self.verifier.decide_first(self._prefill()), self.transcript.running)
         self.transcript.stream()
         outcome = self._outcome(first)
+        if self.session is not None:
+            self._feed_back(Proposal.empty(self.transcript.batch_size, self.verifier.device), first)
         proposal = self._first_proposal(outcome)
         while outcome.rows:
             proposal, outcome = self._round(proposal, outcome.rows, self._plan(outcome))
@@ -77,8 +81,9 @@ class RoundLoop:
         """Both models read the prompt, side by side where they can; the target's logits, `[B, V]`."""
         began = time.perf_counter()
         if self.sink is not None:
-            self.session = self.sink.begin(self.verifier.prompt.known_tokens)
+            self.session = self.sink.begin(self.verifier.prompt.known_tokens, self.temperature)
             self.sink.before_round()
+            self.stats.adapter_version = (self.sink.version, self.sink.version)
         read = None if self.speculator is None else self.speculator.prefill
         if read is not None and self.policy.overlaps_prefill:
             self.worker.share_cores(True)
@@ -144,6 +149,7 @@ class RoundLoop:
             self.worker.close()
         self._settle_draft()
         if self.session is not None:
+            self.stats.adapter_version = (self.stats.adapter_version[0], self.sink.version)
             self.session.end()
 
     def _settle_draft(self) -> None:
@@ -205,10 +211,12 @@ class RoundLoop:
         )
 
     def _feed_back(self, proposal: Proposal, emitted: dict[int, list[Decision]]) -> None:
-        """Hands the adaptation what the target thought of every row's chain, up to where it parted from it."""
+        """Hands the adaptation what the target thought of every row's chain, up to where it parted from it.
+
+        All but the last token emitted were accepted; where a stop cut the block, the last one was too, and stands for
+        what the target itself added.
+        """
         for row, decisions in emitted.items():
-            accepted = sum(decision.accepted for decision in decisions)
+            proposed = proposal.tokens[row, : proposal.lengths[row]]
             scores = torch.stack([decision.scores for decision in decisions])
-            self.session.observe(
-                row, proposal.tokens[row, : proposal.lengths[row]], accepted, decisions[-1].token, scores
-            )
+            self.session.observe(row, proposed, len(decisions) - 1, decisions[-1].token, scores)

@@ -109,7 +109,8 @@ def saguaro_decoding(
             )
         worker = DraftWorker(_draft_threads(self, draft)) if policy.may_overlap else None
         sink = _adapter(config, draft, self)
-    loop = RoundLoop(verifier, speculator, policy, transcript, stats, worker, sink)
+    temperature = generation_config.temperature if generation_config.do_sample else 0.0
+    loop = RoundLoop(verifier, speculator, policy, transcript, stats, worker, sink, temperature)
     try:
         loop.run()
     finally:

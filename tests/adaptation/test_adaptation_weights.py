@@ -6,6 +6,8 @@ from __future__ import annotations
 import builtins
 import copy
 import gc
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -254,6 +256,11 @@ def test_without_peft_the_error_names_the_extra(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", no_peft)
     with pytest.raises(SaguaroError, match=r"pip install hf_saguaro\[adapt\]"):
         OnlineAdapter(tiny_draft())
+
+
+def test_importing_needs_none_of_the_extras():
+    code = "import hf_saguaro.adaptation, sys; sys.exit(any(name in sys.modules for name in ('peft', 'datasets', 'pyarrow')))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 
 def test_the_global_generator_does_not_notice():

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import (
     DynamicCache,
+    GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
     StaticCache,
@@ -365,6 +366,22 @@ def test_a_streamer_gets_every_token_once_and_in_order(both, lengths):
 
 
 # Around it
+
+
+def test_num_assistant_tokens_beside_speculation_is_k(target, drafts, prompt, tmp_path):
+    def depth(**kwargs):
+        target.generate(prompt, max_new_tokens=26, assistant_model=drafts["itself"], **kwargs)
+        return len(hf_saguaro.last_stats(target).accepted_by_depth) - 1
+
+    assert depth(speculation={"execution": "sync"}, do_sample=False, num_assistant_tokens=3) == 3
+    config = GenerationConfig(speculation={"execution": "sync"}, num_assistant_tokens=5, do_sample=False)
+    config.save_pretrained(tmp_path)
+    assert depth(generation_config=GenerationConfig.from_pretrained(tmp_path)) == 5
+    assert depth(speculation=SaguaroConfig(num_assistant_tokens=4, execution="sync"), do_sample=False) == 4
+    with pytest.raises(hf_saguaro.SaguaroError, match="give it once"):
+        depth(speculation=SaguaroConfig(num_assistant_tokens=4), num_assistant_tokens=3)
+    with pytest.raises(hf_saguaro.SaguaroError, match="num_assistant_tokens.*99"):
+        depth(speculation="saguaro", num_assistant_tokens=99)
 
 
 def test_under_inference_mode_and_twice(both, prompt):
