@@ -42,7 +42,9 @@ def test_float32_text_is_plain_generates_and_bfloat16_differs_at_near_ties_only(
         differ[dtype] = 0
         for prompt in PROMPTS:
             chat = [{"role": "user", "content": prompt}]
-            inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+            inputs = tokenizer.apply_chat_template(
+                chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
+            )
             kwargs = dict(max_new_tokens=NEW_TOKENS, do_sample=False)
             plain = target.generate(**inputs, **kwargs)
             out = target.generate(**inputs, **kwargs, assistant_model=assistant, speculation=config)
@@ -56,4 +58,6 @@ def test_float32_text_is_plain_generates_and_bfloat16_differs_at_near_ties_only(
             assert float(top[0] - top[1]) < 0.25
     assert hf_saguaro.last_stats(model).mean_accepted > 0.5
     with capsys.disabled():
-        print(f"\n{execution}: {differ[torch.bfloat16]} of {len(PROMPTS)} bfloat16 texts part from plain greedy, at near-ties")
+        print(
+            f"\n{execution}: {differ[torch.bfloat16]} of {len(PROMPTS)} bfloat16 texts part from plain greedy, at near-ties"
+        )

@@ -300,14 +300,16 @@ class OnlineAdapter:
             self._history.add("target changed", "feedback of the earlier target was dropped")
         self._target = weakref.ref(target)
 
-    def begin(self, prompts: list[torch.Tensor], temperature: float = 0.0) -> GuardedSession:
+    def begin(self, prompts: list[torch.Tensor], temperature: float | None = 0.0) -> GuardedSession:
         """A `generate` call begins.
 
         Args:
             prompts (`list[Tensor]`): the real token ids of each row, 1-D.
-            temperature (`float`, *optional*, defaults to 0.0): that the scores were divided by; 0 is greedy.
+            temperature (`float`, *optional*, defaults to 0.0): that the scores were divided by; 0 is greedy, `None` says
+                sampled without one.
         """
         self.check_open()
+        temperature = 1.0 if temperature is None else temperature
         self._running_calls += 1
         session = None
         if not self._trainer.stopped:

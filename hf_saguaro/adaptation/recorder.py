@@ -53,9 +53,10 @@ class FeedbackRecorder:
     def attach(self, target: nn.Module) -> None:
         """Called with the target before the first round; it changes nothing."""
 
-    def begin(self, prompts: list[torch.Tensor], temperature: float = 0.0) -> FeedbackSession:
+    def begin(self, prompts: list[torch.Tensor], temperature: float | None = 0.0) -> FeedbackSession:
         """See [`OnlineAdapter.begin`]."""
         held_out = [self._draws.draw_held_out() for _ in prompts]
+        temperature = 1.0 if temperature is None else temperature
         vocab_size = self.vocab_size or torch.iinfo(torch.int32).max
         return FeedbackSession(prompts, temperature, self.top_k_logits, vocab_size, held_out, self._take, lambda: 0)
 

@@ -25,6 +25,12 @@ from .verifier import Decision, Verifier
 logger = logging.get_logger("transformers.hf_saguaro.generation.decoding")
 
 
+def leave_draft_out(stats: SaguaroStats, error: Exception) -> None:
+    """Says once, in the log and in the stats, why the target goes on alone."""
+    stats.draft_failure = f"{type(error).__name__}: {error}"
+    logger.warning(f"The draft failed and is left out for the rest of this call: {stats.draft_failure}")
+
+
 class RoundLoop:
     """Decodes until every row has stopped.
 
@@ -133,8 +139,7 @@ class RoundLoop:
         try:
             return work()
         except Exception as error:
-            self.stats.draft_failure = f"{type(error).__name__}: {error}"
-            logger.warning(f"The draft failed and is left out for the rest of this call: {self.stats.draft_failure}")
+            leave_draft_out(self.stats, error)
             self._settle_draft()
             self.speculator = None
             if self.worker is not None:

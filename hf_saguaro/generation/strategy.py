@@ -17,7 +17,7 @@ from .. import compat
 from ..config import SaguaroConfig
 from ..stats import SaguaroStats
 from .acceptance import CoupledVerification, RejectionVerification
-from .decoding import RoundLoop
+from .decoding import RoundLoop, leave_draft_out
 from .draft_worker import DraftWorker
 from .drafter import Drafter
 from .estimates import estimates_of
@@ -98,17 +98,15 @@ def saguaro_decoding(
     policy = Policy(config, estimates_of(self, draft, batch_size), _can_overlap(self, draft))
     speculator, worker, sink = None, None, None
     if draft is not None:
-        if same_vocabulary(self, draft, (tokenizer, assistant_tokenizer)):
-            draft_processors = DraftProcessors(logits_processor, config.draft_temperature, batch_size)
-            draft_slots = SlotModel(draft, batch_size, compiled=config.compile is True)
-            drafter = Drafter(draft_slots, acceptance, draft_processors, prompt, vocab_size, transcript.prefix)
-            speculator = Speculator(drafter, policy, input_ids.device)
-        else:
-            speculator = ReencodingSpeculator(
-                draft, tokenizer, assistant_tokenizer, policy, transcript.prefix, batch_size, input_ids.device
-            )
-        worker = DraftWorker(_draft_threads(self, draft)) if policy.may_overlap else None
         sink = _adapter(config, draft, self)
+        worker = DraftWorker(_draft_threads(self, draft)) if policy.may_overlap else None
+        tokenizers = (tokenizer, assistant_tokenizer)
+        try:
+            speculator = _speculator(
+                self, draft, config, policy, acceptance, logits_processor, prompt, transcript, tokenizers
+            )
+        except Exception as error:
+            leave_draft_out(stats, error)
     temperature = generation_config.temperature if generation_config.do_sample else 0.0
     loop = RoundLoop(verifier, speculator, policy, transcript, stats, worker, sink, temperature)
     try:
@@ -131,6 +129,21 @@ def saguaro_decoding(
         saguaro=stats,
         **{compat.CACHE_KEY: cache},
     )
+
+
+def _speculator(target, draft, config, policy, acceptance, processors, prompt, transcript, tokenizers):
+    batch_size, device = transcript.batch_size, transcript.prompts.device
+    if not same_vocabulary(target, draft, tokenizers):
+        return ReencodingSpeculator(draft, *tokenizers, policy, transcript.prefix, batch_size, device)
+    drafter = Drafter(
+        SlotModel(draft, batch_size, compiled=config.compile is True),
+        acceptance,
+        DraftProcessors(processors, config.draft_temperature, batch_size),
+        prompt,
+        target.config.get_text_config(decoder=True).vocab_size,
+        transcript.prefix,
+    )
+    return Speculator(drafter, policy, device)
 
 
 def _acceptance(config: SaguaroConfig, generation_config: GenerationConfig, vocab_size: int, device: torch.device):

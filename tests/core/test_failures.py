@@ -81,6 +81,16 @@ def test_a_target_that_counts_positions_itself_is_refused_by_name(prompt):
     refused(target, prompt, "BartForCausalLM", assistant_model=copy.deepcopy(target))
 
 
+def test_a_target_with_a_mask_of_its_own_is_refused_by_name(prompt):
+    """GPT-Neo's local layers take the last columns for the newest tokens, which rows of different lengths are not."""
+    from transformers import GPTNeoConfig, GPTNeoForCausalLM
+
+    config = GPTNeoConfig(vocab_size=97, hidden_size=16, num_layers=2, num_heads=2, attention_types=[[["global", "local"], 1]],
+                          window_size=4, initializer_range=0.5, bos_token_id=1, eos_token_id=2)  # fmt: skip
+    target = GPTNeoForCausalLM(config).eval()
+    refused(target, prompt, "GPTNeoForCausalLM", assistant_model=copy.deepcopy(target))
+
+
 def test_a_draft_that_computes_nothing_but_nan_only_costs_time(target, drafts, prompt):
     broken = copy.deepcopy(drafts["good"])
     broken.lm_head.weight.data.fill_(float("nan"))
