@@ -222,7 +222,8 @@ def static_cache_of_the_user(way: Way):
 
 @feature("quantized cache")
 def quantized_cache(way: Way):
-    return text(way, cache_implementation="quantized")
+    # Of the backends, the one that needs no further package.
+    return text(way, cache_implementation="quantized", cache_config={"backend": "fp8"})
 
 
 @feature("offloaded cache")
@@ -494,7 +495,7 @@ def cell(name: str, run: Callable[[Way], Any], plain: Any) -> tuple[str, Any]:
 
 def equal(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor):
-        return a.shape == b.shape and torch.allclose(a, b, atol=1e-5)
+        return a.shape == b.shape and torch.allclose(a, b, atol=1e-4)
     if isinstance(a, tuple):
         return len(a) == len(b) and all(map(equal, a, b))
     return a == b
@@ -532,7 +533,7 @@ def versions() -> str:
 HEAD = """# What works with what
 
 Written by `python examples/compatibility.py`; every cell is what happened in that run, on tiny random models in float32.
-*identical*: the result of plain `generate`, token for token (scores within 1e-5). Stock assisted is `assistant_model=`
+*identical*: the result of plain `generate`, token for token (scores within 1e-4). Stock assisted is `assistant_model=`
 alone, Saguaro the same with `speculation=`.
 
 Run with {versions}.
@@ -553,7 +554,7 @@ def main(output: Path) -> int:
             cells.append(words)
             if way == "plain":
                 plain = result
-        if not cells[-1].startswith(("identical", "refused")):
+        if not cells[-1].startswith(("identical", "refused", "works")):
             broken.append(name)
         rows.append(f"| {name} | {' | '.join(cells)} |\n")
         print(rows[-1], end="", flush=True)

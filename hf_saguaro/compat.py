@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import GenerationConfig
+from transformers import DynamicCache, GenerationConfig
 from transformers.generation import utils as generation_utils
 from transformers.generation.utils import GenerationMixin
 
@@ -54,6 +54,14 @@ def mask_length(model_kwargs: dict[str, Any], generation_config: GenerationConfi
         return recorded
     positions = model_kwargs.get("position_ids")
     return input_ids.shape[1] if positions is None else max(positions.shape[-1], input_ids.shape[1])
+
+
+def prepared_cache(model: nn.Module, model_kwargs: dict[str, Any], generation_config: GenerationConfig) -> Any:
+    """The cache of a call, or `None`. 5.0 leaves it to the first forward to make one that the caller may ask for."""
+    cache = model_kwargs.get(CACHE_KEY)
+    if cache is None and generation_config.use_cache and generation_config.return_dict_in_generate:
+        return DynamicCache(config=model.config.get_text_config(decoder=True))
+    return cache
 
 
 def is_users_cache(cache: Any) -> bool:

@@ -73,7 +73,7 @@ class SaguaroStats:
     def tokens_per_round_on_miss(self) -> float:
         return (self.tokens_in_rounds - self.tokens_on_hit) / self.cache_misses if self.cache_misses else 0.0
 
-    def record_round(self, *, execution: str, backups: list[str], hits: list[bool], drafted: int, accepted: list[int],
+    def record_round(self, *, execution: str, backups: list[str], hits: list[bool], drafted: list[int], accepted: list[int],
                      prepared: list[bool], emitted: int) -> None:  # fmt: skip
         """Counts one round.
 
@@ -82,7 +82,8 @@ class SaguaroStats:
             hits (`list[bool]`): whether each row's proposal came from the speculation cache.
             accepted (`list[int]`), prepared (`list[bool]`): each row's accept length, and whether this very outcome had
                 been prepared, so that the next proposal is a hit.
-            drafted, emitted (`int`): tokens of all rows.
+            drafted (`list[int]`): the length of each row's chain.
+            emitted (`int`): tokens of all rows.
         """
         self.rounds += 1
         hit = all(hits)
@@ -90,11 +91,12 @@ class SaguaroStats:
         self.cache_misses += not hit
         self.row_hits += sum(hits)
         self.row_rounds += len(hits)
-        self.drafted_tokens += drafted
+        self.drafted_tokens += sum(drafted)
+        for counts in (self.accepted_by_depth, self.hits_by_depth):
+            counts.extend([0] * (max(drafted) + 1 - len(counts)))
         self.accepted_tokens += sum(accepted)
         for length, hit_next in zip(accepted, prepared):
             for counts, one in ((self.accepted_by_depth, 1), (self.hits_by_depth, int(hit_next))):
-                counts.extend([0] * (length + 1 - len(counts)))
                 counts[length] += one
         self.tokens_in_rounds += emitted
         self.tokens_on_hit += emitted if hit else 0

@@ -150,12 +150,14 @@ class RoundLoop:
         """Ends the draft's thread, also in the middle of a round, and settles its figures."""
         if self._verdict is not None and not self._verdict.done():
             self._verdict.set_exception(CancelledError())
-        if self.worker is not None:
-            self.worker.close()
-        self._settle_draft()
-        if self.session is not None:
-            self.stats.adapter_version = (self.stats.adapter_version[0], self.sink.version)
-            self.session.end()
+        try:
+            if self.worker is not None:
+                self.worker.close()
+        finally:  # also when a second Ctrl-C cuts the wait short
+            self._settle_draft()
+            if self.session is not None:
+                self.stats.adapter_version = (self.stats.adapter_version[0], self.sink.version)
+                self.session.end()
 
     def _settle_draft(self) -> None:
         if self.speculator is not None:
@@ -201,7 +203,7 @@ class RoundLoop:
             execution=plan.execution,
             backups=proposal.backups,
             hits=[proposal.hits[row] for row in rows],
-            drafted=sum(proposal.lengths[row] for row in rows),
+            drafted=[proposal.lengths[row] for row in rows],
             accepted=[outcome.accepted[row] for row in rows],
             prepared=[next_proposal.hits[row] for row in rows],
             emitted=tokens,

@@ -49,7 +49,9 @@ class DraftWorker:
 
     def close(self) -> None:
         """Waits for the task that runs and ends the thread."""
-        self._executor.shutdown(wait=True, cancel_futures=True)
-        if self._threads is not None:
-            # Also when the caller's count is unchanged: the draft's own call set the default of threads to come.
-            torch.set_num_threads(self._callers_threads)
+        try:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+        finally:
+            if self._threads is not None:
+                # Also when the caller's count is unchanged: the draft's own call set the default of threads to come.
+                torch.set_num_threads(self._callers_threads)

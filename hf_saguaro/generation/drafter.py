@@ -71,14 +71,6 @@ class Tree:
     def text_of(self, r: int, m: int) -> torch.Tensor:
         return torch.cat([self.root_of(r, m), *(tokens[r, m : m + 1] for tokens in self.tokens)])
 
-    def branch(self, row: int, accepted: int, next_token: int) -> int | None:
-        """Which branch answers the outcome, if any."""
-        forks = self.forks[self.rows.index(row)]
-        for m, (depth, fork) in enumerate(zip(self.depths, forks)):
-            if depth == accepted and fork == next_token:
-                return m
-        return None
-
 
 class Drafter:
     """Drafts over a [`SlotModel`].

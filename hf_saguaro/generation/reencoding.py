@@ -34,6 +34,7 @@ class ReencodingSpeculator:
         policy (`Policy`)
         prefix (`Callable[[int], Tensor]`): the target's ids of a row so far, `[1, L]`.
         batch_size (`int`), device (`torch.device`): of the proposals.
+        vocab_size (`int`): the target's; a tokenizer may know more ids than its model.
     """
 
     def __init__(
@@ -45,7 +46,9 @@ class ReencodingSpeculator:
         prefix: Callable[[int], torch.Tensor],
         batch_size: int,
         device: torch.device,
+        vocab_size: int,
     ):
+        self._vocab_size = vocab_size
         self._slots = [SlotModel(draft, 1) for _ in range(batch_size)]
         self._read: list[list[int]] = [[] for _ in range(batch_size)]  # the draft ids that each row's cache holds
         self._tokenizer, self._assistant_tokenizer = tokenizer, assistant_tokenizer
@@ -108,4 +111,6 @@ class ReencodingSpeculator:
         written = self._assistant_tokenizer.decode(ids + drafted, skip_special_tokens=True)
         if not written.startswith(known):
             return []
-        return self._tokenizer.encode(written[len(known) :], add_special_tokens=False)[:depth]
+        chain = self._tokenizer.encode(written[len(known) :], add_special_tokens=False)[:depth]
+        unknown = next((i for i, token in enumerate(chain) if token >= self._vocab_size), len(chain))
+        return chain[:unknown]

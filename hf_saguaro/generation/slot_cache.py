@@ -106,9 +106,10 @@ class SlotCache(Cache):
     """The cache handed to a model's forward; `plan` says where that forward writes."""
 
     def __init__(self, batch_size: int):
-        self.plan = WritePlan()
+        self.plan = plan = WritePlan()
         self.batch_rows = batch_size
-        super().__init__(layer_class_to_replicate=lambda: SlotLayer(self.plan, batch_size))
+        # Not `self.plan`: a cycle would keep a call's keys and values until the collector comes by.
+        super().__init__(layer_class_to_replicate=lambda: SlotLayer(plan, batch_size))
 
     def reserve(self, slots: int) -> None:
         """Makes room for `slots` slots at the next forward, by doubling, so that growth costs linear time."""
@@ -152,9 +153,6 @@ class SlotCache(Cache):
                 keys = layer.keys[rows, :, columns].transpose(1, 2).contiguous()
                 values = layer.values[rows, :, columns].transpose(1, 2).contiguous()
                 cache.update(keys, values, index, position)
-
-    def size_in_bytes(self) -> int:
-        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers if layer.is_initialized)
 
 
 def _all_rows(batch_size: int, device: torch.device) -> torch.Tensor:

@@ -73,7 +73,7 @@ def saguaro_decoding(
     check_reads_slots(self)
     prompt = Prompt.of(input_ids, model_kwargs, generation_config)
     returns_dict = generation_config.return_dict_in_generate
-    cache = model_kwargs.get(compat.CACHE_KEY)
+    cache = compat.prepared_cache(self, model_kwargs, generation_config)
     # A cache that `generate` made for this call is only filled if the caller gets to see it.
     hands_back = cache is not None and (returns_dict or compat.is_users_cache(cache))
 
@@ -94,7 +94,7 @@ def saguaro_decoding(
         slots.cache.import_columns(cache, prompt.column_slots[:, : prompt.cached])
     verifier = Verifier(slots, acceptance, TargetProcessors(logits_processor, batch_size), transcript, prompt)
 
-    stats = SaguaroStats()
+    stats = _LAST_STATS[compat.unwrap(self)] = SaguaroStats()
     policy = Policy(config, estimates_of(self, draft, batch_size), _can_overlap(self, draft))
     speculator, worker, sink = None, None, None
     if draft is not None:
@@ -116,7 +116,6 @@ def saguaro_decoding(
 
     stats.new_tokens = transcript.new_tokens
     stats.close(time.perf_counter() - began)
-    _LAST_STATS[compat.unwrap(self)] = stats
     transcript.end()
     if hands_back:
         slots.cache.export_columns(cache, _new_columns(prompt, transcript))
@@ -133,14 +132,15 @@ def saguaro_decoding(
 
 def _speculator(target, draft, config, policy, acceptance, processors, prompt, transcript, tokenizers):
     batch_size, device = transcript.batch_size, transcript.prompts.device
+    vocab_size = target.config.get_text_config(decoder=True).vocab_size
     if not same_vocabulary(target, draft, tokenizers):
-        return ReencodingSpeculator(draft, *tokenizers, policy, transcript.prefix, batch_size, device)
+        return ReencodingSpeculator(draft, *tokenizers, policy, transcript.prefix, batch_size, device, vocab_size)
     drafter = Drafter(
         SlotModel(draft, batch_size, compiled=config.compile is True),
         acceptance,
         DraftProcessors(processors, config.draft_temperature, batch_size),
         prompt,
-        target.config.get_text_config(decoder=True).vocab_size,
+        vocab_size,
         transcript.prefix,
     )
     return Speculator(drafter, policy, device)

@@ -91,6 +91,8 @@ class Transcript:
         return self._over(row)
 
     def _over(self, row: int) -> bool:
+        if self.remaining(row) <= 0:
+            return True
         if self._pads:
             return self._stopped_at[row] is not None
         return None not in self._stopped_at and len(self.generated[row]) >= max(self._stopped_at)
@@ -107,7 +109,8 @@ class Transcript:
         """Hands the streamer every step that all rows have reached."""
         if self._streamer is None:
             return
-        while any(len(tokens) > self._streamed for tokens in self.generated):
+        last = max(map(len, self.generated)) if self.running else self.new_length
+        while self._streamed < last:
             step = []
             for row, tokens in enumerate(self.generated):
                 if len(tokens) > self._streamed:

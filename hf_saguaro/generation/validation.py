@@ -18,6 +18,8 @@ from ..errors import SaguaroError
 
 # Attention implementations that read an additive 4D mask rightly.
 _MASKED_ATTENTION = ("eager", "sdpa")
+# Rotary embeddings whose angles depend on the length of what is read: a block of K + 1 tokens is not a step of one.
+_LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 # Arguments of a decoding method that the loop uses or may leave alone.
 _KNOWN_KWARGS = {
     "attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache_position", "past_key_values", "cache",
@@ -34,7 +36,16 @@ def check_config(generation_config: GenerationConfig, config: SaguaroConfig, dra
         )
     if (generation_config.num_beams or 1) > 1:
         raise SaguaroError(f"`num_beams`={generation_config.num_beams}: beams cannot be verified. Use `num_beams=1`.")
-    for name in ("guidance_scale", "penalty_alpha", "dola_layers", "prefill_chunk_size"):
+    for name in (
+        "guidance_scale",
+        "penalty_alpha",
+        "dola_layers",
+        "prefill_chunk_size",
+        "prompt_lookup_num_tokens",
+        "assistant_early_exit",
+        "constraints",
+        "force_words_ids",
+    ):
         value = getattr(generation_config, name, None)
         if value is not None and not (name == "guidance_scale" and value == 1):
             raise SaguaroError(
@@ -50,6 +61,16 @@ def check_config(generation_config: GenerationConfig, config: SaguaroConfig, dra
 def check_models(target: nn.Module, draft: nn.Module | None, tokenizers: tuple[Any, Any]) -> None:
     """Whether the pair can work together."""
     _check_model(target, "the target")
+    if "prepare_inputs_for_generation" in vars(target):
+        raise SaguaroError(
+            f"{type(target).__name__} has its inputs prepared by something around it (PEFT prompt tuning, for one), which the "
+            "loop would leave out. Use a LoRA, or generate without `speculation`."
+        )
+    if "local" in (getattr(target.config, "attention_layers", None) or ()):
+        raise SaguaroError(
+            f"{type(target).__name__} builds the masks of its local layers itself and takes the last columns for the newest "
+            "tokens. Use another model, or generate without `speculation`."
+        )
     if type(target)._sample is not GenerationMixin._sample:
         raise SaguaroError(f"{type(target).__name__} has a decoding loop of its own, which speculation would replace.")
     if draft is None:
@@ -110,12 +131,22 @@ def check_inputs(model: nn.Module, generation_config: GenerationConfig, processo
     if model_kwargs.get("inputs_embeds") is not None:
         raise SaguaroError("`inputs_embeds`: a draft continues token ids, not embeddings. Pass `input_ids`.")
     unknown = sorted(key for key, value in model_kwargs.items() if key not in _KNOWN_KWARGS and _holds_something(value))
+    given = ", ".join(f"`{key}`" for key in unknown)
     if "mm_encoder_outputs" in unknown:  # what Transformers makes of them before a decoding method is called
-        unknown = ["pixel_values or another input of an encoder"]
-    if unknown:
+        given = "`pixel_values` or another input of an encoder"
+    if given:
         raise SaguaroError(
-            f"{', '.join(f'`{key}`' for key in unknown)}: speculation works on text alone and would have to leave this out. "
-            "Drop it, or generate without `speculation`."
+            f"{given}: speculation works on text alone and would have to leave this out. Drop it, or generate without "
+            "`speculation`."
+        )
+    config = model.config.get_text_config(decoder=True)
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    original = rope.get("original_max_position_embeddings") or getattr(config, "max_position_embeddings", None)
+    if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE and generation_config.max_length > (original or 0):
+        raise SaguaroError(
+            f"`rope_type`={rope['rope_type']!r} turns keys by the length of what is read, and texts of up to "
+            f"{generation_config.max_length} tokens pass the {original} from which that matters. Lower `max_new_tokens`, or "
+            "generate without `speculation`."
         )
     if any(isinstance(processor, UnbatchedClassifierFreeGuidanceLogitsProcessor) for processor in processors):
         raise SaguaroError("classifier-free guidance keeps a cache of its own that cannot be taken back. Leave it out.")

@@ -69,7 +69,7 @@ def _uniform(key, rows, positions, vocab_size, stream):
     count, device = rows.shape[0], rows.device
     runs = -(-vocab_size // TOKENS_PER_RUN)
     lanes, width = min(4, -(-vocab_size // BLOCKS_PER_RUN)), min(vocab_size, BLOCKS_PER_RUN)  # a small V needs no more
-    uniforms = torch.empty(count, runs, lanes, width, device=device)
+    uniforms = torch.empty(count, runs, lanes, width, dtype=torch.float32, device=device)
     rows, positions = (rows & _WORD)[:, None], (positions & _WORD)[:, None]
     stream = torch.full((1, 1), stream, dtype=torch.int64, device=device)
     # A hundred operations run over the same words: on a CPU in pieces that stay in its cache.

@@ -160,16 +160,24 @@ def test_feedback_that_cannot_be_read_never_stops_generation(make_adapter, warni
     assert len(warnings()) == 1 and adapter.history()[-1]["event"] == "collecting failed"
 
 
-def test_close_leaves_no_thread(make_adapter):
+@pytest.fixture
+def two_torch_threads():
+    """More than the trainer's one, so that a count it leaves behind shows."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_close_leaves_no_thread(make_adapter, two_torch_threads):
     adapter = make_adapter(train_every_tokens=16, max_train_fraction=1.0)
     adapter.resume()
-    threads = torch.get_num_threads()
     teach(adapter, MarkovTarget(), random_prompts(20))
     assert "hf_saguaro-trainer" in [thread.name for thread in threading.enumerate()]
     counts = []
     fresh = threading.Thread(target=lambda: counts.append(torch.get_num_threads()))
     fresh.start(), fresh.join()
-    assert torch.get_num_threads() == threads and counts == [threads]  # the trainer's single thread is its own affair
+    assert torch.get_num_threads() == 2 and counts == [2]  # the trainer's single thread is its own affair
     adapter.close()
     assert "hf_saguaro-trainer" not in [thread.name for thread in threading.enumerate()]
 

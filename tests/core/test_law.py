@@ -76,7 +76,8 @@ def p_values(drawn, law):
         seen = dict.fromkeys(expected, 0)
         for path in map(tuple, drawn.tolist()):
             seen[view(path)] += 1
-        assert all(expected[key] > 0 for key, count in seen.items() if count), "a token of probability zero"
+        if any(count and expected[key] == 0 for key, count in seen.items()):
+            return {"a token of probability zero": 0.0}
         frequent = [key for key, count in expected.items() if count >= 5]
         rest = [key for key, count in expected.items() if 0 < count < 5]
         observed = [seen[key] for key in frequent] + [sum(seen[key] for key in rest)] * bool(rest)
@@ -101,7 +102,9 @@ PATHS = {
 
 
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, marks=pytest.mark.slow if path in ("copies", "none") else ()) for path in PATHS]
+)
 def test_every_path_follows_the_targets_law(pair, law, path, verification):
     drawn, stats = sample(pair, {**PATHS[path], "verification": verification})
     assert min(p_values(drawn, law).values()) > 1e-3

@@ -17,7 +17,6 @@ import torch
 import hf_saguaro
 from hf_saguaro import SaguaroConfig
 from hf_saguaro.generation import theory
-from hf_saguaro.generation.slot_model import SlotModel
 
 from ..conftest import perturbed, tiny_llama
 
