@@ -15,6 +15,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from ..errors import SaguaroError
+from ..generation.self_check import vouch_for
 
 
 class SimulatedTarget(LlamaForCausalLM):
@@ -36,6 +37,7 @@ class SimulatedTarget(LlamaForCausalLM):
             bos_token_id=text.bos_token_id, eos_token_id=text.eos_token_id, pad_token_id=text.pad_token_id,
         )  # fmt: skip
         super().__init__(config)
+        vouch_for(self)
         self.to(device=target.device, dtype=target.dtype).eval()
         self.generation_config = target.generation_config
         self.seconds = seconds
