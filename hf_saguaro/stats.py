@@ -39,6 +39,7 @@ class SaguaroStats:
     wait_seconds: float = 0.0
     total_seconds: float = 0.0
     prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
     compile_seconds: float = 0.0
     primary_seconds: float = 0.0
     backup_seconds: float = 0.0
@@ -124,9 +125,7 @@ class SaguaroStats:
             self.primary_seconds / verify / max(self.cache_hits, 1),
             self.backup_seconds / verify / max(self.cache_misses, 1),
         )
-        self.measured_speedup = (
-            self.tokens_in_rounds / rows * verify / max(self.total_seconds - self.prefill_seconds, 1e-9)
-        )
+        self.measured_speedup = self.tokens_in_rounds / rows * verify / max(self.decode_seconds, 1e-9)
 
     def to_dict(self) -> dict[str, Any]:
         values = dataclasses.asdict(self)

@@ -52,7 +52,9 @@ class RoundLoop:
 
     def run(self) -> None:
         """Decodes."""
-        first = self._emit(self.verifier.decide_first(self._prefill()), self.transcript.running)
+        logits = self._prefill()
+        began = time.perf_counter()
+        first = self._emit(self.verifier.decide_first(logits), self.transcript.running)
         self.transcript.stream()
         outcome = self._outcome(first)
         if self.session is not None:
@@ -60,6 +62,7 @@ class RoundLoop:
         proposal = self._first_proposal(outcome)
         while outcome.rows:
             proposal, outcome = self._round(proposal, outcome.rows, self._plan(outcome))
+        self.stats.decode_seconds = time.perf_counter() - began
 
     def _round(self, proposal: Proposal, rows: list[int], plan: RoundPlan) -> tuple[Proposal, Outcome]:
         began = time.perf_counter()
