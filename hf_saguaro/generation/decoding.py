@@ -57,8 +57,7 @@ class RoundLoop:
         first = self._emit(self.verifier.decide_first(logits), self.transcript.running)
         self.transcript.stream()
         outcome = self._outcome(first)
-        if self.session is not None:
-            self._feed_back(Proposal.empty(self.transcript.batch_size, self.verifier.device), first)
+        self._feed_back(Proposal.empty(self.transcript.batch_size, self.verifier.device), first)
         proposal = self._first_proposal(outcome)
         while outcome.rows:
             proposal, outcome = self._round(proposal, outcome.rows, self._plan(outcome))
@@ -67,7 +66,7 @@ class RoundLoop:
     def _round(self, proposal: Proposal, rows: list[int], plan: RoundPlan) -> tuple[Proposal, Outcome]:
         began = time.perf_counter()
         if self.sink is not None:
-            self.sink.before_round()
+            self._learn(self.sink.before_round)
         prepared = self._prepare(proposal, plan)
 
         logits = self.verifier.forward(proposal, self._last_tokens())
@@ -78,8 +77,7 @@ class RoundLoop:
         next_proposal = Proposal.empty(self.transcript.batch_size, self.verifier.device)
         if outcome.rows:
             next_proposal = self._next_proposal(prepared, proposal, outcome, plan)
-        if self.session is not None:
-            self._feed_back(proposal, emitted)
+        self._feed_back(proposal, emitted)
         self._record(proposal, next_proposal, emitted, outcome, plan, began, verified)
         self.transcript.stream()
         return next_proposal, outcome
@@ -90,9 +88,7 @@ class RoundLoop:
         """Both models read the prompt, side by side where they can; the target's logits, `[B, V]`."""
         began = time.perf_counter()
         if self.sink is not None:
-            self.session = self.sink.begin(self.verifier.prompt.known_tokens, self.temperature)
-            self.sink.before_round()
-            self.stats.adapter_version = (self.sink.version, self.sink.version)
+            self._learn(self._begin_session)
         read = None if self.speculator is None else self.speculator.prefill
         if read is not None and self.policy.overlaps_prefill:
             self.worker.share_cores(True)
@@ -159,8 +155,7 @@ class RoundLoop:
         finally:  # also when a second Ctrl-C cuts the wait short
             self._settle_draft()
             if self.session is not None:
-                self.stats.adapter_version = (self.stats.adapter_version[0], self.sink.version)
-                self.session.end()
+                self._learn(self._end_session)
 
     def _settle_draft(self) -> None:
         if self.speculator is not None:
@@ -179,6 +174,8 @@ class RoundLoop:
         """Emits what the target settled, row by row, each up to its first stop."""
         emitted = {}
         for row in rows:
+            if self.transcript.is_over(row):  # a rule over the whole batch ended it at a step that another row just reached
+                continue
             emitted[row] = []
             for decision in decisions[row]:
                 emitted[row].append(decision)
@@ -226,7 +223,30 @@ class RoundLoop:
         All but the last token emitted were accepted; where a stop cut the block, the last one was too, and stands for
         what the target itself added.
         """
-        for row, decisions in emitted.items():
-            proposed = proposal.tokens[row, : proposal.lengths[row]]
-            scores = torch.stack([decision.scores for decision in decisions])
-            self.session.observe(row, proposed, len(decisions) - 1, decisions[-1].token, scores)
+        if self.session is None:
+            return
+
+        def observe() -> None:
+            for row, decisions in emitted.items():
+                proposed = proposal.tokens[row, : proposal.lengths[row]]
+                scores = torch.stack([decision.scores for decision in decisions])
+                self.session.observe(row, proposed, len(decisions) - 1, decisions[-1].token, scores)
+
+        self._learn(observe)
+
+    def _begin_session(self) -> None:
+        self.session = self.sink.begin(self.verifier.prompt.known_tokens, self.temperature)
+        self.sink.before_round()
+        self.stats.adapter_version = (self.sink.version, self.sink.version)
+
+    def _end_session(self) -> None:
+        self.stats.adapter_version = (self.stats.adapter_version[0], self.sink.version)
+        self.session.end()
+
+    def _learn(self, work: Callable[[], None]) -> None:
+        """Runs what the adaptation wants done. If it fails, the draft stays as it is for the rest of this call."""
+        try:
+            work()
+        except Exception as error:
+            logger.warning(f"Adaptation failed and is left out for the rest of this call: {type(error).__name__}: {error}")
+            self.sink = self.session = None

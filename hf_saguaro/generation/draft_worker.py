@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
+
+
+_setting_threads = threading.Lock()
 
 
 class DraftWorker:
@@ -28,7 +32,7 @@ class DraftWorker:
 
     def _enter(self) -> None:
         if self._threads is not None:
-            torch.set_num_threads(self._threads)
+            _set_own_threads(self._threads)
 
     def submit(self, task: Callable, *args) -> Future:
         """Starts `task(*args)` on the draft's thread."""
@@ -45,13 +49,25 @@ class DraftWorker:
             return
         count = max(self._callers_threads - self._threads, 1) if both_busy else self._callers_threads
         if torch.get_num_threads() != count:
-            torch.set_num_threads(count)
+            _set_own_threads(count)
 
     def close(self) -> None:
         """Waits for the task that runs and ends the thread."""
         try:
             self._executor.shutdown(wait=True, cancel_futures=True)
         finally:
-            if self._threads is not None:
-                # Also when the caller's count is unchanged: the draft's own call set the default of threads to come.
-                torch.set_num_threads(self._callers_threads)
+            self.share_cores(False)
+
+
+def _set_own_threads(count: int) -> None:
+    """Sets the calling thread's count alone. torch also makes it the count that threads to come start with, for good;
+    that one is asked of a new thread before, and put back from one after."""
+    with _setting_threads:
+        inherited = _in_a_new_thread(torch.get_num_threads)
+        torch.set_num_threads(count)
+        _in_a_new_thread(torch.set_num_threads, inherited)
+
+
+def _in_a_new_thread(function: Callable, *args):
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(function, *args).result()

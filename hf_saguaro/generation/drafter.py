@@ -27,6 +27,9 @@ from .slot_model import SlotModel
 from .tree_mask import TreeLayout
 
 
+_Ahead = Callable[[int], list[torch.Tensor]]
+
+
 @dataclass
 class Chain:
     """Draft tokens of some rows: `tokens[j]` is the j-th of every row, `[R]`; `scores[j]` the `[R, V]` they came from
@@ -37,9 +40,9 @@ class Chain:
     scores: list[torch.Tensor | None] = field(default_factory=list)
     confidence: list[torch.Tensor] = field(default_factory=list)
 
-    def of_row(self, r: int) -> torch.Tensor:
-        """The tokens of one row, `[n]`."""
-        return torch.stack(self.tokens, dim=1)[r] if self.tokens else torch.zeros(0, dtype=torch.long)
+    def of_row(self, r: int) -> list[torch.Tensor]:
+        """The tokens of one row, each `[1]`."""
+        return [tokens[r : r + 1] for tokens in self.tokens]
 
 
 @dataclass
@@ -64,12 +67,12 @@ class Tree:
     scores: list[torch.Tensor | None] = field(default_factory=list)
     confidence: list[torch.Tensor] = field(default_factory=list)
 
-    def root_of(self, r: int, m: int) -> torch.Tensor:
-        """What lies between the text and the first token of a branch: `s_1 .. s_k, t`."""
-        return torch.cat([self.sent[r, : self.depths[m]], self.fork_tokens[r, m : m + 1]])
+    def root_of(self, r: int, m: int) -> list[torch.Tensor]:
+        """What lies between the text and the first token of a branch: `s_1 .. s_k` and `t`."""
+        return [self.sent[r, : self.depths[m]], self.fork_tokens[r, m : m + 1]]
 
-    def text_of(self, r: int, m: int) -> torch.Tensor:
-        return torch.cat([self.root_of(r, m), *(tokens[r, m : m + 1] for tokens in self.tokens)])
+    def text_of(self, r: int, m: int) -> list[torch.Tensor]:
+        return [*self.root_of(r, m), *(tokens[r, m : m + 1] for tokens in self.tokens)]
 
 
 class Drafter:
@@ -173,7 +176,7 @@ class Drafter:
         for row in rows:
             self.valid[row] = self.lengths[row] + proposal.lengths[row]
         flat_rows = [row for row in rows for _ in range(width + 1)]
-        scores = self._scores(logits.flatten(0, 1), flat_rows, lambda i: sent[i // (width + 1), : i % (width + 1)])
+        scores = self._scores(logits.flatten(0, 1), flat_rows, lambda i: [sent[i // (width + 1), : i % (width + 1)]])
         return scores.view(len(rows), width + 1, -1)
 
     def plant(self, rows: list[int], proposal: Proposal, scores: torch.Tensor, fan_out: list[int]) -> Tree:
@@ -233,24 +236,24 @@ class Drafter:
                 tree.text_lengths[place] + tree.depths[branch] + 1 + step for place, branch in zip(places, branches)
             ]
             self._extend(
-                chain, logits, ahead, lambda i: torch.cat([tree.root_of(places[i], branches[i]), chain.of_row(i)])
+                chain, logits, ahead, lambda i: [*tree.root_of(places[i], branches[i]), *chain.of_row(i)]
             )
             self.pass_seconds = time.perf_counter() - began
         return chain
 
     # Scores and draws
 
-    def _extend(self, chain: Chain, logits: torch.Tensor, at: list[int], ahead: Callable[[int], torch.Tensor]) -> None:
+    def _extend(self, chain: Chain, logits: torch.Tensor, at: list[int], ahead: _Ahead) -> None:
         drawn = self._draw(logits, chain.rows, at, ahead)
         for kept, values in zip((chain.tokens, chain.scores, chain.confidence), drawn):
             kept.append(values)
 
-    def _draw(self, logits: torch.Tensor, rows: list[int], at: list[int], ahead: Callable[[int], torch.Tensor]):
+    def _draw(self, logits: torch.Tensor, rows: list[int], at: list[int], ahead: _Ahead):
         """Draws a token for each of `R` rows of logits.
 
         Args:
             at (`list[int]`): where the tokens will stand in the draft's text.
-            ahead (`Callable[[int], Tensor]`): the hypothetical tokens between the text and each of them.
+            ahead: gives, for each of them, the hypothetical tokens between the text and it, in pieces.
 
         Returns:
             Tokens `[R]`, the scores they were drawn from `[R, V]` (or `None`), and their probabilities `[R]`.
@@ -260,16 +263,16 @@ class Drafter:
         confidence = (scores.gather(1, tokens[:, None])[:, 0] - scores.logsumexp(dim=-1)).exp()
         return tokens, law, confidence
 
-    def _scores(self, logits: torch.Tensor, rows: list[int], ahead: Callable[[int], torch.Tensor]) -> torch.Tensor:
+    def _scores(self, logits: torch.Tensor, rows: list[int], ahead: _Ahead) -> torch.Tensor:
         """Processed scores over the target's vocabulary, `[R, V]`, float32."""
         logits = logits[:, : self.vocab_size].float()
         if logits.shape[1] < self.vocab_size:
             logits = F.pad(logits, (0, self.vocab_size - logits.shape[1]), value=-torch.inf)
         return self.processors(logits, rows, lambda i: self._hypothetical(rows[i], ahead(i)))
 
-    def _hypothetical(self, row: int, ahead: torch.Tensor) -> torch.Tensor:
+    def _hypothetical(self, row: int, ahead: list[torch.Tensor]) -> torch.Tensor:
         prefix = self._prefix(row, self.lengths[row] - self._prompt_lengths[row])
-        return torch.cat([prefix, ahead[None].to(prefix.device)], dim=1)
+        return torch.cat([prefix, *(tokens[None].to(prefix.device) for tokens in ahead)], dim=1)
 
     def _position(self, row: int, place: int) -> int:
         return self._offsets[row] + place

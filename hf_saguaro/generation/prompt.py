@@ -66,6 +66,7 @@ class Prompt:
             )
         positions = real.long().cumsum(dim=-1) - 1
         positions = positions.where(real, -1)
+        _check_positions(model_kwargs.get("position_ids"), positions)
         known = real[:, columns - given :]
         return cls(
             new_ids=input_ids[:, first_new:],
@@ -75,4 +76,30 @@ class Prompt:
             lengths=real.sum(dim=1).tolist(),
             known_tokens=[row[keep] for row, keep in zip(input_ids, known)],
             offsets=real[:, : columns - given].sum(dim=1).tolist(),
+        )
+
+
+    def refuse_holes(self) -> None:
+        """For models with sliding windows: those count columns in plain `generate`, and positions here.
+
+        Raises:
+            SaguaroError: where padding stands between real tokens.
+        """
+        real = self.column_slots > 0
+        if bool((real[:, :-1] & ~real[:, 1:]).any()):
+            raise SaguaroError(
+                "the attention mask has padding between real tokens, and the model's sliding window counts padding too. "
+                "Close the gaps, or generate without `speculation`."
+            )
+
+
+def _check_positions(given: torch.Tensor | None, positions: torch.Tensor) -> None:
+    """`position_ids` may be passed (`generate` makes them itself), but not others than the mask says."""
+    if given is None:
+        return
+    own = positions[:, -given.shape[-1] :]
+    if bool(((given != own) & (own >= 0)).any()):
+        raise SaguaroError(
+            "`position_ids` differ from what the attention mask says (0, 1, .. over the real tokens); other positions would "
+            "be lost. Leave them out, or generate without `speculation`."
         )

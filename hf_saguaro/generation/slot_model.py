@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import time
 import weakref
 from typing import Any
@@ -32,11 +33,14 @@ class SlotModel:
         batch_size (`int`): rows of the cache.
         compiled (`bool`): whether decoding passes run through `torch.compile`. Their shapes are then fixed: attention
             always sees a whole number of buckets of slots, and the mask hides the rest.
+        last_position (`int`): of any token that can still matter. A block may be wider than the room that is left to
+            some row, and a table of learned positions ends somewhere.
     """
 
-    def __init__(self, model: nn.Module, batch_size: int, compiled: bool = False):
+    def __init__(self, model: nn.Module, batch_size: int, compiled: bool = False, last_position: int = sys.maxsize):
         self.model = model
         self.batch_size = batch_size
+        self.last_position = last_position
         self.device = compat.execution_device(model)
         self.dtype = model.dtype
         self.cache = SlotCache(batch_size)
@@ -72,6 +76,11 @@ class SlotModel:
         start = first[0] + 1 if uniform and first[0] >= 0 else None
         end = max(first) + n + 1
         return self._run(tokens, positions.clamp_min(0), positions.clamp_min(-1) + 1, start, end, keep, rows)
+
+    def plain_logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits of a whole text, `[1, n]` -> `[1, n, V]`, read as plain `generate` reads it: no cache, no mask."""
+        positions = {"position_ids": self.slots(tokens.shape[1])[None]} if self._takes_positions else {}
+        return self.model(input_ids=tokens, use_cache=False, **positions).logits
 
     def prefill(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Feeds prompts column by column as given, padding and all.
@@ -147,7 +156,7 @@ class SlotModel:
         plan.rows = None if rows is None else rows[:, None]
         kwargs: dict[str, Any] = {compat.CACHE_KEY: self.cache, "attention_mask": mask, "use_cache": True}
         if self._takes_positions:
-            kwargs["position_ids"] = positions
+            kwargs["position_ids"] = positions.clamp_max(self.last_position)
         if self._keeps_logits:
             kwargs["logits_to_keep"] = keep
         began = time.perf_counter()
@@ -164,8 +173,13 @@ def _warm() -> weakref.WeakKeyDictionary:
 
 
 def _compiled_forward(model: nn.Module):
-    """`torch.compile` of a model's forward, kept with the model: a second call compiles nothing."""
+    """`torch.compile` of a model's forward, kept as long as the model: a second call compiles nothing.
+
+    What is kept takes the model as its argument; holding it would keep it from ever being freed.
+    """
+    if "forward" in vars(model):  # something around the model has a forward of its own, which must not be left out
+        return model
     kept = _warm()
     if model not in kept:
-        kept[model] = torch.compile(model.forward, dynamic=False)
-    return kept[model]
+        kept[model] = torch.compile(type(model).forward, dynamic=False)
+    return functools.partial(kept[model], model)

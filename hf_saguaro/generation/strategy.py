@@ -89,9 +89,13 @@ def saguaro_decoding(
         keep_logits=returns_dict and generation_config.output_logits,
     )
     acceptance = _acceptance(config, generation_config, vocab_size, input_ids.device)
-    slots = SlotModel(self, batch_size)
+    # The very last token is emitted and never read.
+    last_position = prompt.column_slots.shape[1] + transcript.remaining(0) - 2
+    slots = SlotModel(self, batch_size, last_position=last_position)
     if prompt.cached:
         slots.cache.import_columns(cache, prompt.column_slots[:, : prompt.cached])
+    if not slots.kinds.only_full:
+        prompt.refuse_holes()
     verifier = Verifier(slots, acceptance, TargetProcessors(logits_processor, batch_size), transcript, prompt)
 
     stats = _LAST_STATS[compat.unwrap(self)] = SaguaroStats()
@@ -103,7 +107,7 @@ def saguaro_decoding(
         tokenizers = (tokenizer, assistant_tokenizer)
         try:
             speculator = _speculator(
-                self, draft, config, policy, acceptance, logits_processor, prompt, transcript, tokenizers
+                self, draft, config, policy, acceptance, logits_processor, prompt, transcript, tokenizers, last_position
             )
         except Exception as error:
             leave_draft_out(stats, error)
@@ -130,13 +134,15 @@ def saguaro_decoding(
     )
 
 
-def _speculator(target, draft, config, policy, acceptance, processors, prompt, transcript, tokenizers):
+def _speculator(
+    target, draft, config, policy, acceptance, processors, prompt, transcript, tokenizers, last_position
+):
     batch_size, device = transcript.batch_size, transcript.prompts.device
     vocab_size = target.config.get_text_config(decoder=True).vocab_size
     if not same_vocabulary(target, draft, tokenizers):
         return ReencodingSpeculator(draft, *tokenizers, policy, transcript.prefix, batch_size, device, vocab_size)
     drafter = Drafter(
-        SlotModel(draft, batch_size, compiled=config.compile is True),
+        SlotModel(draft, batch_size, config.compile is True, last_position),
         acceptance,
         DraftProcessors(processors, config.draft_temperature, batch_size),
         prompt,

@@ -10,7 +10,7 @@ import sys
 
 import torch
 from transformers import MaxLengthCriteria, StoppingCriteriaList
-from transformers.generation.stopping_criteria import EosTokenCriteria
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxTimeCriteria, StopStringCriteria
 
 
 _FIRST_ROOM = 1024  # columns allocated at once; longer texts double them
@@ -30,7 +30,7 @@ class Transcript:
     def __init__(self, input_ids: torch.Tensor, stopping_criteria: StoppingCriteriaList, pad_token_id: int, streamer=None,
                  keep_scores: bool = False, keep_logits: bool = False):  # fmt: skip
         self.batch_size, self.prompt_length = input_ids.shape
-        self._custom = StoppingCriteriaList()
+        self._row_criteria, self._step_criteria = StoppingCriteriaList(), StoppingCriteriaList()
         self._eos: set[int] = set()
         self._max_length, ends_rows = sys.maxsize, False
         for criteria in stopping_criteria:
@@ -38,8 +38,10 @@ class Transcript:
                 self._eos.update(criteria.eos_token_id.flatten().tolist())
             elif type(criteria) is MaxLengthCriteria:
                 self._max_length = min(criteria.max_length, self._max_length)
+            elif type(criteria) in (StopStringCriteria, MaxTimeCriteria):
+                self._row_criteria.append(criteria)
             else:
-                self._custom.append(criteria)
+                self._step_criteria.append(criteria)
             ends_rows |= hasattr(criteria, "eos_token_id")
         # Plain `generate` pads rows that have stopped only if there is an EOS rule; without one it keeps extending every
         # row until the last has stopped.
@@ -48,6 +50,7 @@ class Transcript:
         self._ids = self._with_room(input_ids, min(self._max_length - self.prompt_length, _FIRST_ROOM))
         self.generated: list[list[int]] = [[] for _ in range(self.batch_size)]
         self._stopped_at: list[int | None] = [None] * self.batch_size
+        self._judged = 0
         self._streamer, self._streamed = streamer, 0
         self._scores = [[] for _ in range(self.batch_size)] if keep_scores else None
         self._logits = [[] for _ in range(self.batch_size)] if keep_logits else None
@@ -71,7 +74,7 @@ class Transcript:
     @property
     def running(self) -> list[int]:
         """Rows that still want tokens."""
-        return [row for row in range(self.batch_size) if not self._over(row)]
+        return [row for row in range(self.batch_size) if not self.is_over(row)]
 
     def append(
         self, row: int, token: int, scores: torch.Tensor | None = None, logits: torch.Tensor | None = None
@@ -88,9 +91,12 @@ class Transcript:
             self._logits[row].append(logits.clone())
         if self._stopped_at[row] is None and self._stops(row, token):
             self._stopped_at[row] = len(self.generated[row])
-        return self._over(row)
+        if self._step_criteria:
+            self._judge_steps()
+        return self.is_over(row)
 
-    def _over(self, row: int) -> bool:
+    def is_over(self, row: int) -> bool:
+        """Whether the row wants no more tokens."""
         if self.remaining(row) <= 0:
             return True
         if self._pads:
@@ -99,11 +105,37 @@ class Transcript:
 
     def _stops(self, row: int, token: int) -> bool:
         over = token in self._eos or self.remaining(row) == 0
-        if self._custom:
-            recorded = None if self._scores is None else tuple(entry[None] for entry in self._scores[row])
-            verdict = self._custom(self.prefix(row), recorded)
-            over |= bool(torch.as_tensor(verdict).any())
+        if self._row_criteria:
+            over |= bool(torch.as_tensor(self._row_criteria(self.prefix(row), None)).any())
         return over
+
+    def _judge_steps(self) -> None:
+        """Asks the user's criteria about every step that all rows have reached, the whole batch at once.
+
+        They may compare rows, so they see what plain `generate` shows them. A row that is ahead of the others is cut
+        back if it turns out to have ended.
+        """
+        while self._judged < self._reached():
+            self._judged = step = self._judged + 1
+            ids = self._ids[:, : self.prompt_length + step]
+            recorded = None if self._scores is None else self._columns(self._scores, step)
+            verdict = torch.as_tensor(self._step_criteria(ids, recorded)).expand(self.batch_size).tolist()
+            for row, stops in enumerate(verdict):
+                if stops and len(self.generated[row]) >= step <= (self._stopped_at[row] or step):
+                    self._stopped_at[row] = step
+                    if self._pads:
+                        self._cut(row, step)
+
+    def _reached(self) -> int:
+        """Steps that plain `generate` has taken once it has what is here: those of the row that is furthest behind."""
+        behind = [len(self.generated[row]) for row in range(self.batch_size) if not self.is_over(row)]
+        return min(behind, default=self.new_length)
+
+    def _cut(self, row: int, length: int) -> None:
+        for kept in (self.generated, self._scores, self._logits):
+            if kept is not None:
+                del kept[row][length:]
+        self._ids[row, self.prompt_length + length :] = self._pad
 
     def stream(self) -> None:
         """Hands the streamer every step that all rows have reached."""
@@ -115,7 +147,7 @@ class Transcript:
             for row, tokens in enumerate(self.generated):
                 if len(tokens) > self._streamed:
                     step.append(tokens[self._streamed])
-                elif self._over(row):
+                elif self.is_over(row):
                     step.append(self._pad)
                 else:
                     return
@@ -143,15 +175,15 @@ class Transcript:
 
     def scores(self) -> tuple[torch.Tensor, ...] | None:
         """One `[B, V]` for each new column; rows that had ended hold zeros."""
-        return self._columns(self._scores)
+        return self._columns(self._scores, self.new_length)
 
     def logits(self) -> tuple[torch.Tensor, ...] | None:
-        return self._columns(self._logits)
+        return self._columns(self._logits, self.new_length)
 
-    def _columns(self, entries: list[list[torch.Tensor]] | None) -> tuple[torch.Tensor, ...] | None:
+    def _columns(self, entries: list[list[torch.Tensor]] | None, count: int) -> tuple[torch.Tensor, ...] | None:
         if entries is None:
             return None
         blank = torch.zeros_like(entries[0][0])
         return tuple(
-            torch.stack([row[step] if step < len(row) else blank for row in entries]) for step in range(self.new_length)
+            torch.stack([row[step] if step < len(row) else blank for row in entries]) for step in range(count)
         )

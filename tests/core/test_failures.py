@@ -77,8 +77,12 @@ def test_a_target_that_counts_positions_itself_is_refused_by_name(prompt):
 
     config = BartConfig(vocab_size=97, d_model=16, decoder_layers=1, decoder_ffn_dim=16, decoder_attention_heads=2,
                         is_encoder_decoder=False, pad_token_id=0, bos_token_id=1, eos_token_id=2, init_std=0.5)  # fmt: skip
-    target = BartForCausalLM(config).eval()
-    refused(target, prompt, "BartForCausalLM", assistant_model=copy.deepcopy(target))
+    target = BartForCausalLM(config)
+    for _ in range(2):  # whatever mode the model is in, and it stays in it
+        training = [module.training for module in target.modules()]
+        refused(target, prompt, "BartForCausalLM", assistant_model=copy.deepcopy(target))
+        assert [module.training for module in target.modules()] == training
+        target.eval()
 
 
 def test_a_target_with_a_mask_of_its_own_is_refused_by_name(prompt):
@@ -105,6 +109,17 @@ def test_embeddings_as_prompt_are_refused(target, drafts, prompt):
     with pytest.raises(SaguaroError, match="inputs_embeds"):
         target.generate(inputs_embeds=target.get_input_embeddings()(prompt), max_new_tokens=4,
                         assistant_model=drafts["good"], speculation="saguaro")  # fmt: skip
+
+
+def test_positions_that_differ_from_the_masks_are_refused(target, drafts):
+    ids, mask = torch.tensor([[0, 5, 6], [5, 6, 7]]), torch.tensor([[0, 1, 1], [1, 1, 1]])
+    kwargs = dict(attention_mask=mask, max_new_tokens=4, do_sample=False)
+    own = torch.tensor([[0, 0, 1], [0, 1, 2]])
+    plain = target.generate(ids, **kwargs)
+    out = target.generate(ids, **kwargs, position_ids=own, assistant_model=drafts["good"], speculation="saguaro")
+    assert out.tolist() == plain.tolist()
+    with pytest.raises(SaguaroError, match="position_ids"):
+        target.generate(ids, **kwargs, position_ids=own + 5, assistant_model=drafts["good"], speculation="saguaro")
 
 
 def test_right_padding_is_refused(target, drafts):

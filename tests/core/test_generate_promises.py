@@ -188,6 +188,33 @@ def test_a_users_criteria_stops_rows_apart(both, target, eos):
     same(*both(ids, attention_mask=mask, stopping_criteria=criteria, **extra))
 
 
+class StopsAtAQuorum(StoppingCriteria):
+    """Ends every row once `count` of them have shown an even token in the last two; counts its calls."""
+
+    def __init__(self, count):
+        self.count, self.asked = count, []
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self.asked.append(input_ids.tolist())
+        votes = (input_ids[:, -2:] % 2 == 0).any(dim=1)
+        return (votes.sum() >= self.count).expand(len(votes)) if len(self.asked) > 3 else torch.zeros_like(votes)
+
+
+@pytest.mark.parametrize("eos", [None, 96, 26])
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_a_users_criteria_sees_the_whole_batch(both, eos, count):
+    ids, mask = ragged((5, 8, 6, 7))
+    made = []
+
+    def make():
+        made.append(StopsAtAQuorum(count))
+        return {"stopping_criteria": StoppingCriteriaList([made[-1]])}
+
+    extra = {} if eos is None else {"eos_token_id": eos}
+    same(*both(ids, attention_mask=mask, make=make, **extra))
+    assert made[0].asked == made[1].asked
+
+
 def test_max_time_stops(target, drafts, prompt):
     out = target.generate(prompt, max_new_tokens=900, max_time=0.3, do_sample=False, assistant_model=drafts["good"],
                           speculation="saguaro")  # fmt: skip
@@ -404,6 +431,37 @@ def test_concurrent_calls_from_threads(target, drafts, prompt):
     for thread in threads:
         thread.join()
     assert results == [expected] * 4
+
+
+def test_concurrent_calls_leave_the_count_that_new_threads_start_with(target, drafts, prompt):
+    def inherited():
+        seen = []
+        thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        return seen[0]
+
+    torch.set_num_threads(3)
+    try:
+        during, threads = [], []
+
+        class Watch(StoppingCriteria):
+            def __call__(self, input_ids, scores, **kwargs):
+                during.append(inherited())
+                return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+
+        for _ in range(3):
+            threads.append(threading.Thread(target=target.generate, args=(prompt,), kwargs=dict(
+                max_new_tokens=12, do_sample=False, assistant_model=drafts["good"], speculation=CONFIGS["async"],
+                stopping_criteria=StoppingCriteriaList([Watch()]),
+            )))  # fmt: skip
+            threads[-1].start()
+        for thread in threads:
+            thread.join()
+        assert len(during) == 36 and set(during) == {3}
+        assert inherited() == 3 and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(1)
 
 
 def test_nested_calls(target, drafts, prompt):

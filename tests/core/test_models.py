@@ -13,6 +13,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
+import hf_saguaro
 from hf_saguaro import SaguaroConfig, SaguaroError, compat
 
 from ..conftest import VOCAB, perturbed
@@ -79,6 +80,51 @@ def test_greedy_text_is_plain_generates(name, attention):
                 **inputs, max_new_tokens=24, do_sample=False, assistant_model=draft, speculation=config
             )
             assert out.tolist() == plain.tolist(), (execution, len(inputs))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt"])
+@pytest.mark.parametrize("execution", ["async", "sync"])
+def test_a_table_of_positions_may_end_with_the_text(name, execution):
+    """The rows end apart, so a block that fits one row runs past the end of the other's table."""
+    torch.manual_seed(0)
+    limit = {"gpt2": dict(n_positions=24), "opt": dict(max_position_embeddings=24)}[name]
+    config = AutoConfig.for_model(name, **{**SPECIAL, **MODELS[name], **limit})
+    target = AutoModelForCausalLM.from_config(config).eval()
+    target.generation_config.pad_token_id = 0
+    ids = torch.randint(2, VOCAB, (3, 9), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[0, :6] = mask[1, :1] = 0
+    for inputs in ({"input_ids": ids[:1]}, {"input_ids": ids, "attention_mask": mask}):
+        plain = target.generate(**inputs, max_new_tokens=16, do_sample=False)
+        for scale in (0.1, 1.0):
+            out = target.generate(**inputs, max_new_tokens=16, do_sample=False, assistant_model=perturbed(target, scale),
+                                  speculation=SaguaroConfig(num_assistant_tokens=6, fan_out=2, execution=execution, backup="draft"))  # fmt: skip
+            assert out.tolist() == plain.tolist()
+            assert hf_saguaro.last_stats(target).draft_failure is None
+
+
+@pytest.mark.parametrize("name", ["roberta", "xlm-roberta", "camembert"])
+def test_encoders_turned_decoders(name):
+    """Without `position_ids` these count from their padding id on; `generate` always passes them."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(name, **{**SPECIAL, "pad_token_id": 1}, is_decoder=True, hidden_size=32, intermediate_size=64,
+                                  num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=80)  # fmt: skip
+    target = AutoModelForCausalLM.from_config(config).eval()
+    ids = torch.randint(2, VOCAB, (1, 9), generator=torch.Generator().manual_seed(1))
+    plain = target.generate(ids, max_new_tokens=12, do_sample=False)
+    out = target.generate(ids, max_new_tokens=12, do_sample=False, assistant_model=perturbed(target, 0.1),
+                          speculation=SaguaroConfig(num_assistant_tokens=3, execution="async"))  # fmt: skip
+    assert out.tolist() == plain.tolist()
+
+
+def test_padding_between_tokens_is_refused_where_windows_count_it():
+    target = tiny("mistral", "sdpa")
+    ids = torch.randint(2, VOCAB, (1, 11), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[0, 4:6] = 0
+    with pytest.raises(SaguaroError, match="padding between"):
+        target.generate(ids, attention_mask=mask, max_new_tokens=3, assistant_model=copy.deepcopy(target),
+                        speculation="saguaro")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["gemma3_text", "mistral", "llama4_text", "gemma2"])
