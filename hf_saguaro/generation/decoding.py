@@ -58,9 +58,13 @@ class RoundLoop:
         self.transcript.stream()
         outcome = self._outcome(first)
         self._feed_back(Proposal.empty(self.transcript.batch_size, self.verifier.device), first)
-        proposal = self._first_proposal(outcome)
+        plan = self._plan(outcome)
+        proposal = self._serve(lambda: self.speculator.first(outcome, plan))
         while outcome.rows:
-            proposal, outcome = self._round(proposal, outcome.rows, self._plan(outcome))
+            proposal, outcome = self._round(proposal, outcome.rows, plan)
+            plan, last_plan = self._plan(outcome), plan
+            if plan.depth and not last_plan.depth:  # the draft had paused and knows the text, but made no chain
+                proposal = self._serve(lambda: self.speculator.open(plan))
         self.stats.decode_seconds = time.perf_counter() - began
 
     def _round(self, proposal: Proposal, rows: list[int], plan: RoundPlan) -> tuple[Proposal, Outcome]:
@@ -100,12 +104,8 @@ class RoundLoop:
         self.stats.prefill_seconds = time.perf_counter() - began
         return logits
 
-    def _first_proposal(self, outcome: Outcome) -> Proposal:
-        plan = self._plan(outcome)
-        return self._serve(lambda: self.speculator.first(outcome, plan))
-
     def _plan(self, outcome: Outcome) -> RoundPlan:
-        if self.speculator is None:
+        if self.speculator is None or not outcome.rows:
             return RoundPlan("autoregressive", 0, outcome.rows)
         plan = self.policy.plan(outcome.rows, outcome.room)
         if self.worker is not None:
@@ -113,7 +113,7 @@ class RoundLoop:
         return plan
 
     def _prepare(self, proposal: Proposal, plan: RoundPlan) -> Future | None:
-        if not plan.overlaps:
+        if self.speculator is None or not plan.overlaps:
             return None
         self._verdict = Future()
         return self.worker.submit(self.speculator.prepare, proposal, plan, self._verdict)

@@ -67,10 +67,17 @@ class ReencodingSpeculator:
 
     def answer(self, proposal: Proposal, outcome: Outcome, plan: RoundPlan) -> Proposal:
         """The next proposal."""
+        return self._propose(outcome.rows, min(plan.depth, outcome.room - 1))
+
+    def open(self, plan: RoundPlan) -> Proposal:
+        """A proposal for the text as it is."""
+        return self._propose(plan.rows, plan.depth)
+
+    def _propose(self, rows: list[int], depth: int) -> Proposal:
         began = time.perf_counter()
-        wanted = _DEFAULT_DEPTH if self._policy.config.num_assistant_tokens == "auto" else plan.depth
-        depth = min(plan.depth, wanted, outcome.room - 1)
-        chains = {row: self._chain(row, depth) for row in outcome.rows} if depth > 0 else {}
+        if self._policy.config.num_assistant_tokens == "auto":
+            depth = min(depth, _DEFAULT_DEPTH)
+        chains = {row: self._chain(row, depth) for row in rows} if depth > 0 else {}
         lengths = [len(chains.get(row, [])) for row in range(len(self._slots))]
         tokens = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
         for row, chain in chains.items():
@@ -85,7 +92,7 @@ class ReencodingSpeculator:
             None,
             [True for _ in batch],
             [False for _ in batch],
-            ["draft" if depth > 0 else "none"] * len(outcome.rows),
+            ["draft" if depth > 0 else "none"] * len(rows),
             [[] for _ in batch],
         )
 

@@ -116,9 +116,8 @@ def two_threads():
 def test_a_perfect_draft_is_nearly_ideal(pair, two_threads):
     """A free and perfect draft: K + 1 tokens a verify, but for the first steps, which measure."""
     target = pair[0]
-    stats = run((target, copy.deepcopy(target)), 0.0, tokens=256, verify=0.25, num_assistant_tokens=8)
-    # Five of some thirty rounds go into measuring, so a text of this length reaches about 0.83 of the ideal.
-    assert stats.measured_speedup >= 0.75 * 9
+    stats = run((target, copy.deepcopy(target)), 0.0, tokens=256, verify=0.4, num_assistant_tokens=8)
+    assert stats.measured_speedup >= 0.9 * 9
 
 
 def test_auto_finds_what_pays(pair, two_threads):
