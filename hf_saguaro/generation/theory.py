@@ -26,11 +26,6 @@ def ssd_speedup(hit_rate: float, tokens_on_hit: float, tokens_on_miss: float, pr
     return (hit_rate * tokens_on_hit + (1 - hit_rate) * tokens_on_miss) / time
 
 
-def sd_speedup(tokens: float, draft_time: float) -> float:
-    """Ordinary speculative decoding: E / (1 + T)."""
-    return tokens / (1.0 + draft_time)
-
-
 def async_over_sync(hit_rate: float, sync_time: float, primary_time: float) -> float:
     """What preparing outcomes wins over taking turns, at equal accept lengths and with the neural backup.
 

@@ -1,0 +1,217 @@
+# Copyright 2026 The hf_saguaro authors. SPDX-License-Identifier: Apache-2.0
+"""What the policy makes of measurements: fed with made-up times, it has to pick what those times favour."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hf_saguaro import SaguaroConfig
+from hf_saguaro.generation import theory
+from hf_saguaro.generation.acceptance import Proposal
+from hf_saguaro.generation.estimates import Average, Estimates, Typical
+from hf_saguaro.generation.policy import Policy, RoundPlan
+
+
+class Machine:
+    """A pair of models on hardware with fixed times; `play` runs the policy's rounds on it.
+
+    Args:
+        step, draft_pass, row (`float`): a step of the target, a draft pass, and each further row of a verify.
+        acceptance (`float`): of every draft token. `hit_rate` of the overlapped rounds hit, evenly spread.
+    """
+
+    def __init__(self, step=1.0, draft_pass=0.1, row=0.0, acceptance=0.7, hit_rate=0.75, can_overlap=True, **config):
+        self.step, self.draft_pass, self.row = step, draft_pass, row
+        self.acceptance, self.hit_rate = acceptance, hit_rate
+        self.estimates = Estimates()
+        self.policy = Policy(SaguaroConfig(**config), self.estimates, can_overlap)
+        self.seconds, self.tokens, self.modes, self._debt, self._hits = 0.0, 0, [], 0.0, 0.0
+
+    def play(self, rounds):
+        for _ in range(rounds):
+            self._round(self.policy.plan([0], room=1000))
+        return self
+
+    def _round(self, plan):
+        # A round verifies what the one before made; as these are all alike, what it makes itself will do.
+        self._hits += self.hit_rate if plan.overlaps else 0.0
+        hit = self._hits >= 1
+        self._hits -= hit
+        passes = 0
+        if plan.overlaps:
+            self.estimates.tree_pass.add(self.draft_pass)
+        if plan.depth and not hit and (not plan.overlaps or self.policy.draft_backs_up(plan)):
+            while passes == 0 or passes < plan.depth and self.policy.pass_pays([self.acceptance] * passes):
+                self.estimates.draft_pass.add(self.draft_pass)
+                passes += 1
+        depth = plan.depth if hit else passes
+        # What a chain yields on average, carried over in whole tokens.
+        self._debt += sum(self.acceptance**j for j in range(1, depth + 1))
+        accepted = min(int(self._debt), depth)
+        self._debt -= accepted
+        verify = self.step + depth * self.row
+        # The draft looks for the verdict between two passes, so beside a target it holds a round up for one at most.
+        seconds = (max(verify, self.draft_pass) if plan.overlaps else verify) + passes * self.draft_pass
+        proposal = Proposal(torch.zeros(1, depth, dtype=torch.long), [depth], None, [False], [hit], ["draft"],
+                            [[self.acceptance] * depth])  # fmt: skip
+        self.policy.saw_round(plan, proposal, {0: accepted}, seconds=seconds, verify_seconds=verify, tokens=accepted + 1)
+        self.seconds += seconds
+        self.tokens += accepted + 1
+        self.modes.append(plan.execution)
+
+    def settled(self):
+        """The mode of most of the last rounds."""
+        last = self.modes[len(self.modes) // 2 :]
+        return max(set(last), key=last.count)
+
+
+def test_overlap_where_it_pays():
+    assert Machine(draft_pass=0.15).play(100).settled() == "async"
+
+
+def test_taking_turns_where_there_is_nothing_to_run_on():
+    machine = Machine(draft_pass=0.02, acceptance=0.9, can_overlap=False).play(100)
+    assert machine.settled() == "sync" and "async" not in machine.modes
+    assert not machine.policy.may_overlap
+
+
+def test_plain_decoding_where_drafting_loses():
+    machine = Machine(draft_pass=1.3, acceptance=0.3, hit_rate=0.0).play(200)
+    assert machine.settled() == "autoregressive"
+    assert machine.tokens / machine.seconds > 0.95 / machine.step
+
+
+def test_a_useless_draft_costs_under_five_percent_of_256_steps():
+    for draft_pass in (0.05, 0.3, 1.0):
+        machine = Machine(draft_pass=draft_pass, acceptance=0.0, hit_rate=0.2)
+        while machine.tokens < 256:
+            machine.play(1)
+        assert machine.seconds < 1.05 * 256 * machine.step
+
+
+def test_the_runner_up_is_tried_again_and_more_rarely_while_it_loses():
+    machine = Machine(draft_pass=1.3, acceptance=0.3, hit_rate=0.0).play(600)
+    tries = [i for i, mode in enumerate(machine.modes) if mode != "autoregressive" and i > 20]
+    assert len(tries) >= 4
+    first, second, third = tries[0], tries[2], tries[4]
+    assert third - second > second - first
+
+
+def test_a_change_of_the_text_is_noticed():
+    """A draft that had been useless becomes good: the next try shows it."""
+    machine = Machine(draft_pass=0.1, acceptance=0.0, hit_rate=0.1).play(100)
+    assert machine.settled() == "autoregressive"
+    machine.acceptance, machine.hit_rate, machine.modes = 0.9, 0.9, []
+    assert machine.play(400).settled() in ("async", "sync")
+
+
+def test_what_the_user_fixed_stays_fixed():
+    for execution in ("async", "sync", "autoregressive"):
+        machine = Machine(draft_pass=2.0, acceptance=0.0, execution=execution).play(50)
+        assert set(machine.modes) == {execution}
+    policy = Machine(draft_pass=2.0, num_assistant_tokens=5, execution="sync").play(50).policy
+    assert policy.plan([0], 100).depth == 5
+    assert policy.completes_chains(RoundPlan("sync", 5, [0]))
+
+
+def test_no_chain_is_longer_than_what_may_still_come():
+    policy = Policy(SaguaroConfig(num_assistant_tokens=5, execution="sync"), Estimates(), can_overlap=False)
+    assert [policy.plan([0], room).depth for room in (1, 2, 5, 6, 7)] == [0, 1, 4, 5, 5]
+
+
+def test_chains_end_where_the_drafts_doubt_makes_them_not_worth_it():
+    seen = Estimates()
+    policy = Policy(SaguaroConfig(execution="sync"), seen, can_overlap=False)
+    for _ in range(20):
+        seen.step.add(1.0)
+        seen.draft_pass.add(0.3)
+        for confidence, right in ((0.95, True), (0.15, False)):
+            seen.saw_chain(1, int(right), [confidence], copied=False)
+    assert policy.pass_pays([0.95])
+    assert not policy.pass_pays([0.15])
+    assert not policy.pass_pays([0.95, 0.15])
+
+
+def test_rows_of_a_verify_that_cost_much_shorten_what_is_verified():
+    seen = Estimates()
+    policy = Policy(SaguaroConfig(execution="sync"), seen, can_overlap=False)
+    seen.step.add(1.0)
+    confidence = [0.6, 0.6, 0.6, 0.6]
+    seen.verify_slope.add(0.0)
+    assert policy.worth_verifying(confidence) == 4
+    for _ in range(9):
+        seen.verify_slope.add(0.3)
+    assert 0 < policy.worth_verifying(confidence) < 4
+    for _ in range(9):
+        seen.verify_slope.add(2.0)
+    assert policy.worth_verifying(confidence) == 0
+
+
+def test_a_trees_depth_is_the_best_by_theorem_7():
+    """A slow draft gets shallow trees, a fast one deep ones."""
+    depths = {}
+    for tree_pass in (0.01, 0.2, 0.9):
+        seen = Estimates()
+        policy = Policy(SaguaroConfig(execution="async"), seen, can_overlap=True)
+        for _ in range(9):
+            seen.verify.setdefault("async", Typical()).add(1.0)
+            seen.tree_pass.add(tree_pass)
+            seen.draft_pass.add(tree_pass)
+            seen.hit_rate.add(1.0)
+        depths[tree_pass] = policy.plan([0], 100).depth
+    assert depths[0.01] == 8
+    assert 8 > depths[0.2] > depths[0.9]
+
+
+def backs_up_with_the_draft(rows, hit_rate, drafted, copied, pass_seconds):
+    seen = Estimates()
+    policy = Policy(SaguaroConfig(execution="async"), seen, can_overlap=True)
+    seen.hit_rate = Average(hit_rate, 100.0)
+    seen.drafted, seen.copied = ([Average(rate, 100.0) for _ in range(8)] for rate in (drafted, copied))
+    for _ in range(9):
+        seen.verify.setdefault("async", Typical()).add(1.0)
+        seen.step.add(1.0)
+        seen.draft_pass.add(pass_seconds)
+        seen.tree_pass.add(pass_seconds)
+    return policy.draft_backs_up(RoundPlan("async", 4, list(range(rows))))
+
+
+def test_theorem_17_switches_with_the_batch():
+    """Large batches wait for a miss nearly every round: then a miss must cost nothing."""
+    figures = dict(hit_rate=0.8, drafted=0.7, copied=0.02, pass_seconds=0.12)
+    drafts = [backs_up_with_the_draft(rows, **figures) for rows in range(1, 17)]
+    assert drafts[0] and not drafts[-1]
+    assert drafts == sorted(drafts, reverse=True)  # one threshold
+    # Copies that are as good as the draft's chains are taken at once.
+    assert not backs_up_with_the_draft(2, 0.8, 0.7, 0.7, 0.12)
+
+
+def test_the_threshold_is_the_formulas():
+    hit, cost = 0.8, 4 * 0.12
+    e_draft, e_copy = theory.expected_tokens([0.7] * 4), theory.expected_tokens([0.02] * 4)
+    for rows in (2, 4, 8, 16):
+        drafted = theory.ssd_speedup(hit, e_draft, e_draft, 5 * 0.12, cost, rows)
+        copied = theory.ssd_speedup(hit, e_draft, e_copy, 5 * 0.12, 0.0, rows)
+        assert backs_up_with_the_draft(rows, hit, 0.7, 0.02, 0.12) == (drafted >= copied)
+
+
+@pytest.mark.parametrize("t, expected", [(0.3, 1.19), (0.5, 1.30), (0.7, 1.41), (0.9, 1.50)])
+def test_async_over_sync_at_a_hit_rate_of_seven_in_ten(t, expected):
+    assert theory.async_over_sync(0.7, t, 1.0) == pytest.approx(expected, abs=0.006)
+
+
+def test_theorem_7():
+    # Everything prepared in time: a verify a round. Nothing prepared: ordinary speculative decoding.
+    assert theory.ssd_speedup(1.0, 4.0, 1.0, 0.9, 0.5) == pytest.approx(4.0)
+    assert theory.ssd_speedup(0.0, 4.0, 3.0, 0.9, 0.5) == pytest.approx(3.0 / 1.5)
+    assert theory.ssd_speedup(1.0, 4.0, 1.0, 2.0, 0.5) == pytest.approx(2.0)
+    # A batch waits for its slowest row.
+    assert theory.ssd_speedup(0.5, 4.0, 4.0, 1.0, 1.0, rows=2) == pytest.approx(4.0 / (0.25 + 0.75 * 2))
+
+
+def test_one_slow_moment_is_no_news():
+    typical = Typical()
+    for seconds in (1.0, 1.0, 40.0, 1.0):
+        typical.add(seconds)
+    assert typical.value == 1.0
