@@ -103,7 +103,9 @@ class Bench:
         served = []
         for prompt, text in zip(prompts, out[:, width:]):
             text = text[: self.length(text)]
-            served.append((len(text) - 1, self.replay(self.pair.draft, prompt, text), self.replay(self.bare, prompt, text)))
+            served.append(
+                (len(text) - 1, self.replay(self.pair.draft, prompt, text), self.replay(self.bare, prompt, text))
+            )
         return served, last_stats(self.pair.target).row_rounds
 
     def length(self, text):

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..adaptation import AdaptationConfig, OnlineAdapter
+from ..adaptation import AdaptationConfig, FeedbackRecorder, OnlineAdapter
 from ..config import SaguaroConfig
 from ..errors import SaguaroError
 from ..hub.model_card import adapter_card
@@ -77,13 +77,13 @@ def run(args: argparse.Namespace) -> int:
         "draft": describe_model(pair.draft, pair.draft_name),
     }
 
-    runner = _Runner(pair, fields, args.tokens)
+    runner = Runner(pair, fields, args.tokens)
     before = runner.accepted_on(held_out, "bare draft")
     adapter = (
         OnlineAdapter.from_pretrained(pair.draft, args.output) if args.resume else OnlineAdapter(pair.draft, learning)
     )
     with adapter:
-        records = runner.stream(stream * args.passes, adapter)
+        records = runner.stream(stream * args.passes, adapter, "adapting")
         adapter.flush(timeout=_FLUSH_SECONDS)
         adapter.pause()
         after = runner.accepted_on(held_out, "adapted draft")
@@ -109,17 +109,19 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-class _Runner:
+class Runner:
     """Generates from prompts and reads the acceptance off."""
 
     def __init__(self, pair: LoadedPair, fields: dict[str, Any], max_new_tokens: int):
         self.pair, self.fields, self.max_new_tokens = pair, fields, max_new_tokens
 
-    def stream(self, questions: list[Question], adapter: OnlineAdapter) -> list[dict[str, Any]]:
-        """One record a prompt, with adaptation on."""
+    def stream(
+        self, questions: list[Question], adapter: OnlineAdapter | FeedbackRecorder, what: str
+    ) -> list[dict[str, Any]]:
+        """One record a prompt, with adaptation (or recording) on."""
         records: list[dict[str, Any]] = []
         every = max(1, len(questions) // 10)
-        with Progress(len(questions), "adapting") as progress:
+        with Progress(len(questions), what) as progress:
             for number, question in enumerate(questions, 1):
                 progress.step(f"accepted {_recent(records):.2f}, version {adapter.version}")
                 records.append({**self._generate(question, adapter), "version": adapter.version})
@@ -139,7 +141,7 @@ class _Runner:
                 records.append(self._generate(question, None))
         return _mean(records)
 
-    def _generate(self, question: Question, adapter: OnlineAdapter | None) -> dict[str, Any]:
+    def _generate(self, question: Question, adapter: OnlineAdapter | FeedbackRecorder | None) -> dict[str, Any]:
         pair = self.pair
         arm = SaguaroArm("saguaro", pair.target, pair.draft, config=SaguaroConfig(**self.fields, adaptation=adapter))
         input_ids = pair.encode([{"role": "user", "content": question.turns[0]}])

@@ -63,6 +63,12 @@ def load_pair(target: str, draft: str, *, dtype: str = "auto", device: str = "au
     return LoadedPair(*models, tokenizer, target, draft)
 
 
+def load_model(name: str, who: str, *, dtype: str = "auto", device: str = "cpu") -> PreTrainedModel:
+    """One model alone; arguments and errors as for [`load_pair`], and `who` is what an error calls it."""
+    shipped = pair.load_smollm2() if name.startswith(REPLICA) else None
+    return _load(name, who, shipped, None if dtype == "auto" else getattr(torch, dtype), _device(device))
+
+
 def fastest_dtype(device: torch.device) -> torch.dtype:
     """bfloat16 where the hardware computes in it, float32 where it would only be converted: processors without such
     instructions are several times slower in bfloat16. Found out by a short trial, 32 rows through one matrix."""

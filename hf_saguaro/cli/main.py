@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from .. import __version__, kernels
 from ..errors import SaguaroError
-from . import adapt, bench, demo
+from . import adapt, bench, demo, records
 from .environment import environment
 from .progress import quiet_unless_terminal
 
@@ -31,6 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
     demo.add_parser(commands)
     bench.add_parser(commands)
     adapt.add_parsers(commands)
+    records.add_parsers(commands)
     env = commands.add_parser("env", help="versions, devices, kernels and execution mode, for bug reports")
     env.set_defaults(run=_print_environment)
     return parser

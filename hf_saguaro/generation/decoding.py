@@ -64,7 +64,7 @@ class RoundLoop:
             proposal, outcome = self._round(proposal, outcome.rows, plan)
             plan, last_plan = self._plan(outcome), plan
             if plan.depth and not last_plan.depth:  # the draft had paused and knows the text, but made no chain
-                proposal = self._serve(lambda: self.speculator.open(plan))
+                proposal = self._serve(lambda plan=plan: self.speculator.open(plan))
         self.stats.decode_seconds = time.perf_counter() - began
 
     def _round(self, proposal: Proposal, rows: list[int], plan: RoundPlan) -> tuple[Proposal, Outcome]:
@@ -174,7 +174,9 @@ class RoundLoop:
         """Emits what the target settled, row by row, each up to its first stop."""
         emitted = {}
         for row in rows:
-            if self.transcript.is_over(row):  # a rule over the whole batch ended it at a step that another row just reached
+            if self.transcript.is_over(
+                row
+            ):  # a rule over the whole batch ended it at a step that another row just reached
                 continue
             emitted[row] = []
             for decision in decisions[row]:
@@ -248,5 +250,7 @@ class RoundLoop:
         try:
             work()
         except Exception as error:
-            logger.warning(f"Adaptation failed and is left out for the rest of this call: {type(error).__name__}: {error}")
+            logger.warning(
+                f"Adaptation failed and is left out for the rest of this call: {type(error).__name__}: {error}"
+            )
             self.sink = self.session = None

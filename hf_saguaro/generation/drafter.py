@@ -235,9 +235,7 @@ class Drafter:
             ahead = [
                 tree.text_lengths[place] + tree.depths[branch] + 1 + step for place, branch in zip(places, branches)
             ]
-            self._extend(
-                chain, logits, ahead, lambda i: [*tree.root_of(places[i], branches[i]), *chain.of_row(i)]
-            )
+            self._extend(chain, logits, ahead, lambda i: [*tree.root_of(places[i], branches[i]), *chain.of_row(i)])
             self.pass_seconds = time.perf_counter() - began
         return chain
 

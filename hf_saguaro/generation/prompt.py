@@ -78,7 +78,6 @@ class Prompt:
             offsets=real[:, : columns - given].sum(dim=1).tolist(),
         )
 
-
     def refuse_holes(self) -> None:
         """For models with sliding windows: those count columns in plain `generate`, and positions here.
 

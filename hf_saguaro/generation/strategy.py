@@ -134,9 +134,7 @@ def saguaro_decoding(
     )
 
 
-def _speculator(
-    target, draft, config, policy, acceptance, processors, prompt, transcript, tokenizers, last_position
-):
+def _speculator(target, draft, config, policy, acceptance, processors, prompt, transcript, tokenizers, last_position):
     batch_size, device = transcript.batch_size, transcript.prompts.device
     vocab_size = target.config.get_text_config(decoder=True).vocab_size
     if not same_vocabulary(target, draft, tokenizers):

@@ -184,6 +184,4 @@ class Transcript:
         if entries is None:
             return None
         blank = torch.zeros_like(entries[0][0])
-        return tuple(
-            torch.stack([row[step] if step < len(row) else blank for row in entries]) for step in range(count)
-        )
+        return tuple(torch.stack([row[step] if step < len(row) else blank for row in entries]) for step in range(count))

@@ -55,7 +55,9 @@ class Machine:
         seconds = (max(verify, self.draft_pass) if plan.overlaps else verify) + passes * self.draft_pass
         proposal = Proposal(torch.zeros(1, depth, dtype=torch.long), [depth], None, [False], [hit], ["draft"],
                             [[self.acceptance] * depth])  # fmt: skip
-        self.policy.saw_round(plan, proposal, {0: accepted}, seconds=seconds, verify_seconds=verify, tokens=accepted + 1)
+        self.policy.saw_round(
+            plan, proposal, {0: accepted}, seconds=seconds, verify_seconds=verify, tokens=accepted + 1
+        )
         self.seconds += seconds
         self.tokens += accepted + 1
         self.modes.append(plan.execution)
