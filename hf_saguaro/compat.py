@@ -80,6 +80,14 @@ def unwrap(model: nn.Module) -> nn.Module:
         model = inner
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """Whether any part of a model runs through `torch.compile`, as a wrapper or in place."""
+    return any(
+        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
+
+
 def execution_device(model: nn.Module) -> torch.device:
     """Where a model wants its inputs. Weights that accelerate offloads lie on 'meta' until their layer's turn."""
     if model.device.type != "meta":

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import weakref
 from collections import deque
@@ -16,6 +17,8 @@ from ..config import MAX_DRAFT_TOKENS
 _DECAY = 0.1
 _BINS = 10
 _REMEMBERED = 9
+# Verifies of one width from which on its time is believed.
+_SETTLED = 3
 
 
 class Average:
@@ -61,7 +64,7 @@ class Estimates:
         prefill: the target's last reading of a prompt.
         step: a plain decoding step.
         verify, token: a verify and an emitted token, by execution.
-        verify_slope: what each further row adds to a verify.
+        verify_of: a verify that nothing runs beside, by draft tokens in it.
         draft_pass, tree_pass: one narrow draft pass, and one pass of glue or tree beside the target.
         hit_rate: of rows in overlapped rounds.
         drafted, copied: acceptance by depth of drafted tokens and of n-gram copies.
@@ -74,7 +77,7 @@ class Estimates:
         self.step = Typical()
         self.verify: dict[str, Typical] = {}
         self.token: dict[str, Average] = {}
-        self.verify_slope = Typical()
+        self.verify_of: dict[int, Typical] = {}
         self.draft_pass = Typical()
         self.tree_pass = Typical()
         self.hit_rate = Average(0.6, 1.0)
@@ -95,6 +98,25 @@ class Estimates:
 
     def verify_seconds(self, execution: str) -> float | None:
         return self.verify[execution].value if execution in self.verify else None
+
+    def extra_seconds(self, width: int) -> float | None:
+        """What `width` draft tokens add to a verify, from the nearest widths that were measured: kernels have steps, so
+        the fourth token may cost nothing and the fifth as much as a verify. `None` until it was seen."""
+        step = self.step.value
+        seen = {w: typical for w, typical in self.verify_of.items() if typical.weight >= _SETTLED}
+        if step is None or not self.verify_of:
+            return None
+        known = [(w, max(typical.value - step, 0.0)) for w, typical in sorted((seen or self.verify_of).items())]
+        for (below, low), (above, high) in itertools.pairwise([(0, 0.0), *known]):
+            if width <= above:
+                return low + (high - low) * (width - below) / (above - below)
+        last, extra = known[-1]
+        return extra * width / last
+
+    def row_seconds(self, width: int) -> float | None:
+        """What the `width`-th draft token adds to a verify."""
+        extra = self.extra_seconds(width)
+        return None if extra is None else max(extra - self.extra_seconds(width - 1), 0.0)
 
     def seconds_per_token(self) -> float:
         """What a token costs at present: the price that an accepted draft token saves."""

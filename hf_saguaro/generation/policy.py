@@ -118,11 +118,11 @@ class Policy:
         tree_pass, verify = seen.tree_pass.value, seen.verify_seconds("async")
         if tree_pass is None or verify is None:
             return AUTO_DRAFT_TOKENS // 2
-        backup, slope = (seen.pass_seconds() or tree_pass) / verify, seen.verify_slope.value or 0.0
+        backup = (seen.pass_seconds() or tree_pass) / verify
 
         def speedup(depth: int) -> float:
             tokens = theory.expected_tokens(seen.accept_rates(depth))
-            unit = (verify + slope * depth) / verify
+            unit = 1 + (seen.extra_seconds(depth) or 0.0) / verify
             times = (depth + 1) * tree_pass / verify / unit, depth * backup / unit
             return theory.ssd_speedup(seen.hit_rate.value, tokens, tokens, *times) / unit
 
@@ -178,7 +178,7 @@ class Policy:
             return True
         if self._fixed_depth is not None:
             return seconds < 4 * seen.step_seconds()
-        return self._gain(confidence) > seconds + (seen.verify_slope.value or 0.0)
+        return self._gain(confidence) > seconds + (seen.row_seconds(len(confidence) + 1) or 0.0)
 
     def worth_verifying(self, confidence: list[float]) -> int:
         """How much of a chain that is there already is worth its rows in the verify.
@@ -187,24 +187,22 @@ class Policy:
         rejection sampling relies on.
         """
         seen = self.estimates
-        slope = seen.verify_slope.value
-        if self._fixed_depth is not None or slope is None or seen.step_seconds() is None:
+        if self._fixed_depth is not None or seen.extra_seconds(1) is None:
             return len(confidence)
         count = 0
-        while count < len(confidence) and self._gain(confidence[:count]) > slope:
+        while count < len(confidence) and self._gain(confidence[:count]) > seen.row_seconds(count + 1):
             count += 1
         return count
 
     def worth_copying(self, depth: int) -> int:
         """How many tokens of an n-gram copy are worth their rows in the verify."""
         seen = self.estimates
-        slope = seen.verify_slope.value
-        if self._fixed_depth is not None or self.config.backup == "prompt_lookup" or slope is None:
+        if self._fixed_depth is not None or self.config.backup == "prompt_lookup" or seen.extra_seconds(1) is None:
             return depth
         count, reached = 0, 1.0
         for rate in seen.accept_rates(depth, copied=True):
             reached *= rate
-            if reached * seen.seconds_per_token() <= slope:
+            if reached * seen.seconds_per_token() <= seen.row_seconds(count + 1):
                 break
             count += 1
         return count
@@ -243,8 +241,8 @@ class Policy:
             return
         seen.verify.setdefault(plan.execution, Typical()).add(verify_seconds)
         seen.token.setdefault(plan.execution, Average()).add(seconds / max(tokens, 1))
-        if plan.execution == "sync" and proposal.width and seen.step.value is not None:
-            seen.verify_slope.add(max(verify_seconds - seen.step.value, 0.0) / proposal.width)
+        if plan.execution == "sync" and proposal.width:
+            seen.verify_of.setdefault(proposal.width, Typical()).add(verify_seconds)
         for row, length in accepted.items():
             if plan.overlaps:
                 seen.hit_rate.add(proposal.hits[row])

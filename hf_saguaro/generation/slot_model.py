@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from .. import compat
+from .few_rows import few_rows
 from .slot_cache import SlotCache
 from .tree_mask import AttentionKinds, TreeLayout, causal
 
@@ -49,6 +51,7 @@ class SlotModel:
         parameters = inspect.signature(compat.unwrap(model).forward).parameters
         self._keeps_logits = "logits_to_keep" in parameters
         self._takes_positions = "position_ids" in parameters
+        self._runs_compiled = compiled or compat.is_compiled(model)
         self._compiled = _compiled_forward(model) if compiled else None
         self.compile_seconds = 0.0
 
@@ -144,6 +147,11 @@ class SlotModel:
         mask = self.kinds.masks(causal(written, slots), positions, (slots - 1)[None], self.dtype)
         return self._call(tokens, positions, written, start, end, keep, self._index(rows), mask, compiled)
 
+    def _few_rows(self, tokens: torch.Tensor):
+        if self._runs_compiled:  # what is compiled has chosen its kernels
+            return contextlib.nullcontext()
+        return few_rows(tokens.numel(), self.dtype, tokens.device)
+
     def _index(self, rows: list[int] | None) -> torch.Tensor | None:
         return None if rows is None or len(rows) == self.batch_size else torch.tensor(rows, device=self.device)
 
@@ -161,7 +169,8 @@ class SlotModel:
             kwargs["logits_to_keep"] = keep
         began = time.perf_counter()
         forward = self._compiled if compiled else self.model
-        logits = forward(input_ids=tokens, return_dict=True, **kwargs).logits
+        with self._few_rows(tokens):
+            logits = forward(input_ids=tokens, return_dict=True, **kwargs).logits
         if compiled and time.perf_counter() - began > _COMPILING:
             self.compile_seconds += time.perf_counter() - began
         return logits[:, -keep:]

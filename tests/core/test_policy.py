@@ -135,19 +135,44 @@ def test_chains_end_where_the_drafts_doubt_makes_them_not_worth_it():
     assert not policy.pass_pays([0.95, 0.15])
 
 
+def verifies(seen, **seconds):
+    for width, value in seconds.items():
+        for _ in range(9):
+            seen.verify_of.setdefault(int(width.removeprefix("of_")), Typical()).add(value)
+
+
 def test_rows_of_a_verify_that_cost_much_shorten_what_is_verified():
+    confidence = [0.6, 0.6, 0.6, 0.6]
+    expected = {1.0: 4, 2.2: None, 9.0: 0}
+    for seconds, count in expected.items():
+        seen = Estimates()
+        policy = Policy(SaguaroConfig(execution="sync"), seen, can_overlap=False)
+        seen.step.add(1.0)
+        verifies(seen, of_4=seconds)
+        assert (
+            policy.worth_verifying(confidence) == count or count is None and 0 < policy.worth_verifying(confidence) < 4
+        )
+
+
+def test_a_step_in_the_cost_of_rows_is_where_chains_end():
+    """Three draft tokens cost nothing, the fourth as much as two steps."""
     seen = Estimates()
     policy = Policy(SaguaroConfig(execution="sync"), seen, can_overlap=False)
     seen.step.add(1.0)
-    confidence = [0.6, 0.6, 0.6, 0.6]
-    seen.verify_slope.add(0.0)
-    assert policy.worth_verifying(confidence) == 4
-    for _ in range(9):
-        seen.verify_slope.add(0.3)
-    assert 0 < policy.worth_verifying(confidence) < 4
-    for _ in range(9):
-        seen.verify_slope.add(2.0)
-    assert policy.worth_verifying(confidence) == 0
+    verifies(seen, of_2=1.0, of_3=1.0, of_4=3.0)
+    assert policy.worth_verifying([0.9] * 8) == 3
+    assert seen.row_seconds(3) == 0.0 and seen.row_seconds(4) == pytest.approx(2.0)
+    assert seen.row_seconds(1) == 0.0  # between what was measured: in a straight line
+    assert seen.extra_seconds(8) == pytest.approx(4.0)  # and on beyond it
+
+
+def test_one_slow_verify_of_a_width_is_not_believed():
+    seen = Estimates()
+    seen.step.add(1.0)
+    verifies(seen, of_3=1.0)
+    seen.verify_of[4] = Typical()
+    seen.verify_of[4].add(40.0)
+    assert seen.row_seconds(4) == 0.0
 
 
 def test_a_trees_depth_is_the_best_by_theorem_7():

@@ -1,0 +1,80 @@
+# Copyright 2026 The hf_saguaro authors. SPDX-License-Identifier: Apache-2.0
+"""Products of a few rows, written the other way round: the same numbers, and only where they are meant to be."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from hf_saguaro import SaguaroConfig
+from hf_saguaro.generation import few_rows as few_rows_module
+from hf_saguaro.generation.few_rows import few_rows
+from hf_saguaro.generation.slot_model import SlotModel
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """As on a processor where it pays; counts the products."""
+    stock, shapes = few_rows_module._transposed, []
+
+    def counting(x, weight, bias=None):
+        shapes.append(tuple(x.shape))
+        return stock(x, weight, bias)
+
+    monkeypatch.setattr(few_rows_module, "_pays", lambda: True)
+    monkeypatch.setattr(few_rows_module, "_transposed", counting)
+    return shapes
+
+
+@pytest.mark.parametrize("shape", [(2, 7), (1, 4, 7), (2, 4, 7), (8, 1, 7)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_the_product_is_the_same(always, shape, has_bias):
+    x, weight = torch.randn(shape, dtype=torch.float32), torch.randn(5, 7)
+    bias = torch.randn(5) if has_bias else None
+    expected = F.linear(x, weight, bias)
+    with few_rows(x.numel() // 7, torch.float32, CPU):
+        result = F.linear(x, weight, bias)
+    torch.testing.assert_close(result, expected)
+    assert result.is_contiguous() and always == [shape]
+
+
+def test_other_rows_dtypes_and_threads_are_left_alone(always):
+    weight = torch.randn(5, 7)
+    with few_rows(4, torch.float32, CPU):
+        F.linear(torch.randn(1, 7), weight)
+        F.linear(torch.randn(9, 7), weight)
+        F.linear(torch.randn(4, 7).double(), weight.double())
+        other = threading.Thread(target=F.linear, args=(torch.randn(4, 7), weight))
+        other.start()
+        other.join()
+    for rows, dtype in ((1, torch.float32), (9, torch.float32), (4, torch.bfloat16)):
+        with few_rows(rows, dtype, CPU):
+            F.linear(torch.randn(4, 7), weight)
+    assert always == []
+
+
+@pytest.mark.parametrize("execution", ["sync", "async"])
+def test_a_verify_uses_it_and_the_text_is_the_targets(always, target, drafts, prompt, execution):
+    plain = target.generate(prompt, max_new_tokens=30, do_sample=False)
+    assert always == []
+    out = target.generate(prompt, max_new_tokens=30, do_sample=False, assistant_model=drafts["fair"],
+                          speculation=SaguaroConfig(num_assistant_tokens=3, execution=execution))  # fmt: skip
+    assert out.tolist() == plain.tolist()
+    assert (1, 4, 32) in always
+
+
+def test_what_is_compiled_keeps_its_own_kernels(always, target):
+    tokens = torch.tensor([[5, 6, 7, 8]])
+    for compiled, uses in ((copy.deepcopy(target), True), (copy.deepcopy(target), False)):
+        if not uses:
+            compiled.compile(backend="eager")
+        always.clear()
+        SlotModel(compiled, 1).forward(tokens, [0], keep=4)
+        assert bool(always) == uses
