@@ -60,14 +60,18 @@ class RoundLoop:
         self._feed_back(Proposal.empty(self.transcript.batch_size, self.verifier.device), first)
         plan = self._plan(outcome)
         proposal = self._serve(lambda: self.speculator.first(outcome, plan))
+        round_began = time.perf_counter()
         while outcome.rows:
-            proposal, outcome = self._round(proposal, outcome.rows, plan)
+            proposal, outcome = self._round(proposal, outcome.rows, plan, round_began)
+            round_began = time.perf_counter()
             plan, last_plan = self._plan(outcome), plan
             if plan.depth and not last_plan.depth:  # the draft had paused and knows the text, but made no chain
                 proposal = self._serve(lambda plan=plan: self.speculator.open(plan))
         self.stats.decode_seconds = time.perf_counter() - began
 
-    def _round(self, proposal: Proposal, rows: list[int], plan: RoundPlan) -> tuple[Proposal, Outcome]:
+    def _round(
+        self, proposal: Proposal, rows: list[int], plan: RoundPlan, round_began: float
+    ) -> tuple[Proposal, Outcome]:
         began = time.perf_counter()
         if self.sink is not None:
             self._learn(self.sink.before_round)
@@ -82,7 +86,9 @@ class RoundLoop:
         if outcome.rows:
             next_proposal = self._next_proposal(prepared, proposal, outcome, plan)
         self._feed_back(proposal, emitted)
-        self._record(proposal, next_proposal, emitted, outcome, plan, began, verified)
+        self._record(
+            proposal, next_proposal, emitted, outcome, plan, verified - began, time.perf_counter() - round_began
+        )
         self.transcript.stream()
         return next_proposal, outcome
 
@@ -197,10 +203,10 @@ class RoundLoop:
     # What a round leaves behind
 
     def _record(self, proposal: Proposal, next_proposal: Proposal, emitted: dict[int, list[Decision]], outcome: Outcome,
-                plan: RoundPlan, began: float, verified: float) -> None:  # fmt: skip
+                plan: RoundPlan, verify_seconds: float, seconds: float) -> None:  # fmt: skip
         rows = list(emitted)
         tokens = sum(map(len, emitted.values()))
-        self.stats.verify_seconds += verified - began
+        self.stats.verify_seconds += verify_seconds
         self.stats.record_round(
             execution=plan.execution,
             backups=proposal.backups,
@@ -214,8 +220,8 @@ class RoundLoop:
             plan,
             proposal,
             outcome.accepted,
-            seconds=time.perf_counter() - began,
-            verify_seconds=verified - began,
+            seconds=seconds,
+            verify_seconds=verify_seconds,
             tokens=tokens / len(rows),
         )
 

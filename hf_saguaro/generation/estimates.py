@@ -15,6 +15,7 @@ from ..config import MAX_DRAFT_TOKENS
 
 
 _DECAY = 0.1
+_FADE = 0.05
 _BINS = 10
 _REMEMBERED = 9
 # Verifies of one width from which on its time is believed.
@@ -35,6 +36,24 @@ class Average:
         self.weight += 1
         share = max(_DECAY, 1 / self.weight)
         self.value = value if self.value is None else self.value + share * (value - self.value)
+
+
+class Rate:
+    """Seconds a token over the last rounds, as a ratio of fading sums: the mean of each round's ratio would count the
+    rounds with few tokens most."""
+
+    def __init__(self) -> None:
+        self._seconds = self._tokens = 0.0
+        self.weight = 0
+
+    def add(self, seconds: float, tokens: float) -> None:
+        self.weight += 1
+        self._seconds += seconds - _FADE * self._seconds
+        self._tokens += tokens - _FADE * self._tokens
+
+    @property
+    def value(self) -> float:
+        return self._seconds / self._tokens
 
 
 class Typical:
@@ -64,19 +83,21 @@ class Estimates:
         prefill: the target's last reading of a prompt.
         step: a plain decoding step.
         verify, token: a verify and an emitted token, by execution.
+        seconds, lost: of all rounds, and what the tries of an execution cost beyond the best one, by execution.
         verify_of: a verify that nothing runs beside, by draft tokens in it.
         draft_pass, tree_pass: one narrow draft pass, and one pass of glue or tree beside the target.
         hit_rate: of rows in overlapped rounds.
         drafted, copied: acceptance by depth of drafted tokens and of n-gram copies.
         by_confidence: acceptance by the draft's own probability of the token.
-        rounds, next_probe, probe_gap: when the runner-up mode gets its next try.
     """
 
     def __init__(self) -> None:
         self.prefill: float | None = None
         self.step = Typical()
         self.verify: dict[str, Typical] = {}
-        self.token: dict[str, Average] = {}
+        self.token: dict[str, Rate] = {}
+        self.seconds = 0.0
+        self.lost: dict[str, float] = {}
         self.verify_of: dict[int, Typical] = {}
         self.draft_pass = Typical()
         self.tree_pass = Typical()
@@ -84,7 +105,6 @@ class Estimates:
         self.drafted = [Average(0.7, 1.0) for _ in range(MAX_DRAFT_TOKENS)]
         self.copied = [Average(0.3, 1.0) for _ in range(MAX_DRAFT_TOKENS)]
         self.by_confidence = [Average((i + 0.5) / _BINS, 2.0) for i in range(_BINS)]
-        self.rounds = self.next_probe = self.probe_gap = 0
 
     def step_seconds(self) -> float | None:
         """One step of the target, from the nearest thing that was measured."""
@@ -103,15 +123,14 @@ class Estimates:
         """What `width` draft tokens add to a verify, from the nearest widths that were measured: kernels have steps, so
         the fourth token may cost nothing and the fifth as much as a verify. `None` until it was seen."""
         step = self.step.value
-        seen = {w: typical for w, typical in self.verify_of.items() if typical.weight >= _SETTLED}
-        if step is None or not self.verify_of:
+        known = [(w, typical.value) for w, typical in sorted(self.verify_of.items()) if typical.weight >= _SETTLED]
+        if step is None or not known:
             return None
-        known = [(w, max(typical.value - step, 0.0)) for w, typical in sorted((seen or self.verify_of).items())]
-        for (below, low), (above, high) in itertools.pairwise([(0, 0.0), *known]):
+        extra = [(0, 0.0), *((w, max(seconds - step, 0.0)) for w, seconds in known)]
+        for (below, low), (above, high) in itertools.pairwise(extra):
             if width <= above:
                 return low + (high - low) * (width - below) / (above - below)
-        last, extra = known[-1]
-        return extra * width / last
+        return extra[-1][1]  # hope, until a wider one was tried
 
     def row_seconds(self, width: int) -> float | None:
         """What the `width`-th draft token adds to a verify."""
@@ -120,8 +139,13 @@ class Estimates:
 
     def seconds_per_token(self) -> float:
         """What a token costs at present: the price that an accepted draft token saves."""
-        costs = [average.value for average in self.token.values() if average.weight >= 2]
-        return min([*costs, self.step_seconds()])
+        costs = self.token_seconds().values()
+        return min(costs, default=self.step_seconds())
+
+    def token_seconds(self) -> dict[str, float]:
+        """The same by execution, of those that were seen more than once."""
+        costs = {mode: rate.value for mode, rate in self.token.items() if rate.weight >= 2}
+        return costs if self.step.value is None else {"autoregressive": self.step.value, **costs}
 
     def accept_rates(self, depth: int, copied: bool = False) -> list[float]:
         """Acceptance of the 1st, 2nd .. token of a chain, given that the ones before were accepted."""

@@ -13,14 +13,17 @@ from dataclasses import dataclass
 from ..config import SaguaroConfig
 from . import theory
 from .acceptance import Proposal
-from .estimates import Average, Estimates, Typical
+from .estimates import Estimates, Rate, Typical
 from .fan_out import allocate
 
 
 AUTO_DRAFT_TOKENS = 8
 AUTO_FAN_OUT = 3
-_PROBE_ROUNDS = 4
-_FIRST_PROBE_GAP, _LAST_PROBE_GAP = 32, 512
+# Tries of modes that are not the best so far: rounds in a row, what they may cost at first, and their share of all time;
+# and the share of plain steps that only measure.
+_TRIAL_ROUNDS, _FREE_STEPS, _TRIAL_SHARE, _STEP_SHARE = 2, 3, 0.015, 0.005
+# Rows of overlapped rounds from which on their hit rate is believed.
+_SEEN_ROWS = 4
 
 
 @dataclass
@@ -49,7 +52,7 @@ class Policy:
         self.config, self.estimates = config, estimates
         self._modes = ("sync", "async") if can_overlap else ("sync",)
         self._fixed_depth = None if config.num_assistant_tokens == "auto" else config.num_assistant_tokens
-        self._probe: tuple[str, int] | None = None
+        self._trial = "autoregressive", 0  # the mode that is being tried, and for how many rounds more
 
     @property
     def may_overlap(self) -> bool:
@@ -81,36 +84,32 @@ class Policy:
         seen = self.estimates
         if seen.step.value is None:
             return "autoregressive"  # one plain step first: the unit that everything else is measured in
-        for mode in self._modes:
-            if self._is_untried(mode):
-                return mode
-        cost = {mode: seen.token[mode].value for mode in self._modes}
-        cost["autoregressive"] = seen.step.value
-        best, second, *_ = sorted(cost, key=cost.get)
-        return self._probed(best, second)
+        mode, rounds = self._trial
+        if rounds:
+            self._trial = mode, rounds - 1
+            return mode
+        costs = seen.token_seconds()
+        best = min((mode for mode in costs if mode in (*self._modes, "autoregressive")), key=costs.get)
+        tried = min(
+            (mode for mode in self._modes if mode != best), key=lambda mode: seen.lost.get(mode, 0.0), default=best
+        )
+        if tried != best and (tried not in costs or self._affords_a_try(best)):
+            self._trial = tried, _TRIAL_ROUNDS - 1
+            return tried
+        lost = seen.lost.get("autoregressive", 0.0)
+        if best != "autoregressive" and lost + seen.step.value < _STEP_SHARE * seen.seconds:
+            return "autoregressive"  # the unit again
+        return best
 
-    def _is_untried(self, mode: str) -> bool:
-        """Whether a mode has yet to show what it costs. One that starts far behind plain decoding gets no more rounds."""
-        tried = self.estimates.token.get(mode)
-        if tried is None or tried.weight < 2:
-            return True
-        return tried.weight < _PROBE_ROUNDS and tried.value < 1.25 * self.estimates.step.value
+    def _affords_a_try(self, best: str) -> bool:
+        """Whether modes that are not the best so far get more tries: texts change, and a few rounds tell little.
 
-    def _probed(self, best: str, second: str) -> str:
-        """The best mode; but texts change, so now and then two rounds of the runner-up, more rarely while it loses."""
+        Their tries may cost some steps to begin with, and a small share of all time after that. So a mode that is nearly
+        as good is tried at length, one that is far behind hardly ever.
+        """
         seen = self.estimates
-        if self._probe is not None and self._probe[1] > 0:
-            self._probe = (self._probe[0], self._probe[1] - 1)
-            return self._probe[0]
-        if not seen.next_probe:
-            seen.probe_gap = _FIRST_PROBE_GAP
-            seen.next_probe = seen.rounds + seen.probe_gap
-        if seen.rounds < seen.next_probe:
-            return best
-        seen.probe_gap = min(2 * seen.probe_gap, _LAST_PROBE_GAP)
-        seen.next_probe = seen.rounds + seen.probe_gap
-        self._probe = (second, 1)
-        return second
+        lost = sum(seen.lost.get(mode, 0.0) for mode in self._modes if mode != best)
+        return lost + seen.step.value < _FREE_STEPS * seen.step.value + _TRIAL_SHARE * seen.seconds
 
     def _tree_depth(self) -> int:
         """The depth of tree that Theorem 7 puts first, on measured times."""
@@ -153,7 +152,7 @@ class Policy:
             return False
         seen = self.estimates
         verify, rows = seen.verify_seconds("async"), len(plan.rows)
-        if rows == 1 or not plan.overlaps or verify is None or seen.hit_rate.weight < _PROBE_ROUNDS:
+        if rows == 1 or not plan.overlaps or verify is None or seen.hit_rate.weight < _SEEN_ROWS:
             return True
         drafted = theory.expected_tokens(seen.accept_rates(plan.depth))
         copied = theory.expected_tokens(seen.accept_rates(plan.depth, copied=True))
@@ -234,13 +233,17 @@ class Policy:
             tokens (`float`): emitted, per row.
         """
         seen = self.estimates
-        seen.rounds += 1
+        costs = seen.token_seconds()
+        if costs and plan.execution != min(costs, key=costs.get):
+            lost = seen.lost.get(plan.execution, 0.0) + seconds - tokens * min(costs.values())
+            seen.lost[plan.execution] = max(lost, 0.0)
+        seen.seconds += seconds
         if plan.execution == "autoregressive":
             if proposal.width == 0:
                 seen.step.add(seconds)
             return
         seen.verify.setdefault(plan.execution, Typical()).add(verify_seconds)
-        seen.token.setdefault(plan.execution, Average()).add(seconds / max(tokens, 1))
+        seen.token.setdefault(plan.execution, Rate()).add(seconds, tokens)
         if plan.execution == "sync" and proposal.width:
             seen.verify_of.setdefault(proposal.width, Typical()).add(verify_seconds)
         for row, length in accepted.items():

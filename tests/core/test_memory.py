@@ -1,0 +1,59 @@
+# Copyright 2026 The hf_saguaro authors. SPDX-License-Identifier: Apache-2.0
+"""What a long run holds: the two caches and the text, nothing that grows with the rounds."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from transformers import StoppingCriteria, StoppingCriteriaList
+
+from hf_saguaro import SaguaroConfig
+
+
+def held():
+    """Bytes of all storages that a Python tensor holds."""
+    gc.collect()
+    storages = {}
+    for thing in gc.get_objects():
+        if issubclass(type(thing), torch.Tensor) and thing.device.type == "cpu":
+            storage = thing.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+class Watch(StoppingCriteria):
+    """Notes what is held at some lengths."""
+
+    def __init__(self, lengths):
+        self.lengths, self.seen = lengths, {}
+
+    def __call__(self, input_ids, scores, **kwargs):
+        length = input_ids.shape[1]
+        if length in self.lengths:
+            self.seen[length] = held()
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+
+
+def cache_bytes(model, slots):
+    config = model.config
+    return 2 * config.num_hidden_layers * config.num_key_value_heads * slots * (config.hidden_size // 4) * 4
+
+
+@pytest.mark.parametrize("fields", [
+    pytest.param({"execution": "sync", "num_assistant_tokens": 16, "seed": 0}, id="sync, sampled"),
+    pytest.param({"execution": "async", "num_assistant_tokens": 16, "fan_out": 1}, id="async, greedy", marks=pytest.mark.slow),
+])  # fmt: skip
+def test_a_text_of_4096_tokens_holds_its_caches_and_little_else(target, drafts, prompt, fields):
+    before = held()
+    watch = Watch({prompt.shape[1] + n for n in (900, 1900, 4090)})
+    target.generate(prompt, max_new_tokens=4096, do_sample="seed" in fields, assistant_model=drafts["itself"],
+                    speculation=SaguaroConfig(**fields), stopping_criteria=StoppingCriteriaList([watch]))  # fmt: skip
+    # Both caches grow by doubling, and so do the buffers of ids; a round's own tensors are some rows of scores and masks.
+    for length, slots in ((900, 1024), (1900, 2048), (4090, 8192)):
+        caches = 2 * cache_bytes(target, slots)
+        ids = 8 * 4 * 2 * slots
+        round_of_its_own = 600_000
+        assert watch.seen[prompt.shape[1] + length] - before <= 1.1 * (caches + ids) + round_of_its_own
+    assert held() <= before + 50_000
