@@ -11,6 +11,9 @@ if [ ${#versions[@]} -eq 0 ]; then
 fi
 
 failed=()
+table=$'| transformers | core suite |\n|---|---|'
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
 for version in "${versions[@]}"; do
     pinned=$version
     if [ "$version" = newest ]; then
@@ -22,9 +25,11 @@ for version in "${versions[@]}"; do
     fi
     echo "matrix: transformers $pinned"
     make core VENV=".venv-$pinned" TRANSFORMERS="$pinned" PYTHON="${PYTHON:-python3}" TORCH="${TORCH:-}" \
-        CORE_TESTS="${CORE_TESTS:-tests/core}" TEST_ARGS="--quiet ${TEST_ARGS:-}" || failed+=("$pinned")
+        CORE_TESTS="${CORE_TESTS:-tests/core}" TEST_ARGS="--quiet ${TEST_ARGS:-}" | tee "$log" || failed+=("$pinned")
+    table+=$'\n'"| $pinned | $(grep -E '[0-9]+ (passed|failed|error)' "$log" | tail -1 || echo 'did not run') |"
 done
 
+echo "$table"
 if [ ${#failed[@]} -gt 0 ]; then
     echo "matrix: failed on transformers ${failed[*]}" >&2
     exit 1
