@@ -83,7 +83,9 @@ def unwrap(model: nn.Module) -> nn.Module:
 def is_compiled(model: nn.Module) -> bool:
     """Whether any part of a model runs through `torch.compile`, as a wrapper or in place."""
     return any(
-        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+        hasattr(module, "_orig_mod")
+        or getattr(module, "_compiled_call_impl", None) is not None
+        or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
         for module in model.modules()
     )
 

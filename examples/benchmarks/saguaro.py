@@ -30,6 +30,7 @@ from hf_saguaro.cli import pair
 from hf_saguaro.cli.environment import environment
 from hf_saguaro.cli.prompts import read_prompts
 from hf_saguaro.generation import theory
+from hf_saguaro.generation.self_check import vouch_for
 from hf_saguaro.generation.speculator import Speculator
 
 
@@ -120,6 +121,7 @@ class Recording(LlamaForCausalLM):
         }
         super().__init__(LlamaConfig(max_position_embeddings=8192, **sizes, **ids))
         self.eval()
+        vouch_for(self)  # it knows no texts but the recorded ones
         self.texts, self.name, self.first_row = texts, name, first_row
 
     def forward(self, input_ids=None, position_ids=None, logits_to_keep=0, **kwargs):

@@ -43,6 +43,7 @@ class FeedbackRecorder:
 
     def __init__(self, directory: str | os.PathLike, *, top_k_logits: int = 64, vocab_size: int | None = None,
                  shard_rows: int = 16384, seed: int = 0):  # fmt: skip
+        _require_datasets()
         self.directory = Path(directory)
         self.directory.mkdir(parents=True, exist_ok=True)
         self.top_k_logits, self.vocab_size, self.shard_rows = top_k_logits, vocab_size, shard_rows
@@ -67,8 +68,14 @@ class FeedbackRecorder:
         """Writes what is pending as one more shard."""
         with self._lock:
             pending, self._pending = self._pending, []
-        if pending:
+        if not pending:
+            return
+        try:
             _write_shard(self.directory, pending)
+        except BaseException:
+            with self._lock:
+                self._pending[:0] = pending  # for the next try, `close` at the latest
+            raise
 
     def close(self) -> None:
         """Writes the rest."""

@@ -67,8 +67,7 @@ def add_parsers(commands) -> None:
 def run(args: argparse.Namespace) -> int:
     check_counts(tokens=args.tokens, passes=args.passes, limit=args.limit)
     pyplot("the plot of `hf-saguaro adapt`")
-    fields = {**STEADY, **read_fields(args.config, "--config", SaguaroConfig)}
-    SaguaroConfig.from_dict(fields)
+    fields = steady_fields(args.config)
     learning = AdaptationConfig.from_dict(read_fields(args.adaptation, "--adaptation", AdaptationConfig))
     stream, held_out = _split(read_prompts(args.prompts, args.limit), args.held_out)
     pair = load_pair(args.target, args.draft, dtype=args.dtype, device=args.device)
@@ -107,6 +106,15 @@ def run(args: argparse.Namespace) -> int:
         print(f"held-out prompts: {before:.2f} accepted a round with the bare draft, {after:.2f} with the adapted one")
     print(f"written: {folder}")
     return 0
+
+
+def steady_fields(text: str | None) -> dict[str, Any]:
+    """`STEADY` with what `--config` says; the adaptation has options of its own."""
+    fields = {**STEADY, **read_fields(text, "--config", SaguaroConfig)}
+    SaguaroConfig.from_dict(fields)
+    if "adaptation" in fields:
+        raise SaguaroError("--config names `adaptation`, which this command sets itself; leave it out.")
+    return fields
 
 
 class Runner:

@@ -47,13 +47,17 @@ def add_parser(commands) -> None:
     )
     parser.add_argument("--json", metavar="OUT", help="write the result there")
     add_common(parser)
+    add_report(parser)
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
-    """What `demo` and `bench` share."""
+    """What all commands that generate share."""
     parser.add_argument("--tokens", type=int, default=64, help="new tokens a prompt (default: 64)")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
     parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: a GPU where there is one)")
+
+
+def add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--report", metavar="DIR", help="write a picture and a table of what speculation did into DIR")
 
 

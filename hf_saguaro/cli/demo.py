@@ -13,7 +13,7 @@ from transformers import TextStreamer
 from . import pair as replica
 from . import report
 from .arms import build_arm
-from .bench import add_common, check_counts, make_result
+from .bench import add_common, add_report, check_counts, make_result
 from .environment import available_cores
 from .loading import MODEL_HELP, REPLICA, LoadedPair, load_pair
 from .measure import run_arm, run_arms, summarize
@@ -43,6 +43,7 @@ def add_parser(commands) -> None:
     )
     parser.add_argument("--json", metavar="OUT", default="saguaro-demo.json", help="(default: saguaro-demo.json)")
     add_common(parser)
+    add_report(parser)
 
 
 def run(args: argparse.Namespace) -> int:

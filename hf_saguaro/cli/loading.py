@@ -56,7 +56,7 @@ def load_pair(target: str, draft: str, *, dtype: str = "auto", device: str = "au
     """
     place = _device(device)
     shipped = pair.load_smollm2() if REPLICA in (target[: len(REPLICA)], draft[: len(REPLICA)]) else None
-    kind = fastest_dtype(place) if dtype == "auto" and shipped else None if dtype == "auto" else getattr(torch, dtype)
+    kind = _dtype(dtype, shipped, place)
     models = [_load(name, who, shipped, kind, place) for name, who in ((target, "target"), (draft, "draft"))]
     tokenizer = shipped[1] if target.startswith(REPLICA) else _tokenizer(target)
     check_models(*models, (None, None))
@@ -66,7 +66,15 @@ def load_pair(target: str, draft: str, *, dtype: str = "auto", device: str = "au
 def load_model(name: str, who: str, *, dtype: str = "auto", device: str = "cpu") -> PreTrainedModel:
     """One model alone; arguments and errors as for [`load_pair`], and `who` is what an error calls it."""
     shipped = pair.load_smollm2() if name.startswith(REPLICA) else None
-    return _load(name, who, shipped, None if dtype == "auto" else getattr(torch, dtype), _device(device))
+    place = _device(device)
+    return _load(name, who, shipped, _dtype(dtype, shipped, place), place)
+
+
+def _dtype(name: str, shipped, device: torch.device) -> torch.dtype | None:
+    """`None` takes what was saved."""
+    if name != "auto":
+        return getattr(torch, name)
+    return fastest_dtype(device) if shipped else None
 
 
 def fastest_dtype(device: torch.device) -> torch.dtype:

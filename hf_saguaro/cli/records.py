@@ -9,8 +9,7 @@ import os
 from transformers.utils import logging
 
 from ..adaptation import AdaptationConfig, FeedbackRecorder, train_on_records
-from ..config import SaguaroConfig
-from .adapt import STEADY, Runner
+from .adapt import Runner, steady_fields
 from .bench import add_common, check_counts, read_fields
 from .loading import MODEL_HELP, load_model, load_pair
 from .prompts import read_prompts
@@ -43,7 +42,7 @@ def add_parsers(commands) -> None:
 
 def _record(args: argparse.Namespace) -> int:
     check_counts(tokens=args.tokens, limit=args.limit, top_k_logits=args.top_k_logits)
-    fields = {**STEADY, **read_fields(args.config, "--config", SaguaroConfig)}
+    fields = steady_fields(args.config)
     questions = read_prompts(args.prompts, args.limit)
     pair = load_pair(args.target, args.draft, dtype=args.dtype, device=args.device)
     known = pair.draft.get_input_embeddings().num_embeddings

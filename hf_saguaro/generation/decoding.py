@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
@@ -60,18 +61,14 @@ class RoundLoop:
         self._feed_back(Proposal.empty(self.transcript.batch_size, self.verifier.device), first)
         plan = self._plan(outcome)
         proposal = self._serve(lambda: self.speculator.first(outcome, plan))
-        round_began = time.perf_counter()
         while outcome.rows:
-            proposal, outcome = self._round(proposal, outcome.rows, plan, round_began)
-            round_began = time.perf_counter()
+            proposal, outcome = self._round(proposal, outcome.rows, plan)
             plan, last_plan = self._plan(outcome), plan
             if plan.depth and not last_plan.depth:  # the draft had paused and knows the text, but made no chain
                 proposal = self._serve(lambda plan=plan: self.speculator.open(plan))
         self.stats.decode_seconds = time.perf_counter() - began
 
-    def _round(
-        self, proposal: Proposal, rows: list[int], plan: RoundPlan, round_began: float
-    ) -> tuple[Proposal, Outcome]:
+    def _round(self, proposal: Proposal, rows: list[int], plan: RoundPlan) -> tuple[Proposal, Outcome]:
         began = time.perf_counter()
         if self.sink is not None:
             self._learn(self.sink.before_round)
@@ -86,9 +83,7 @@ class RoundLoop:
         if outcome.rows:
             next_proposal = self._next_proposal(prepared, proposal, outcome, plan)
         self._feed_back(proposal, emitted)
-        self._record(
-            proposal, next_proposal, emitted, outcome, plan, verified - began, time.perf_counter() - round_began
-        )
+        self._record(proposal, next_proposal, emitted, outcome, plan, verified - began, time.perf_counter() - began)
         self.transcript.stream()
         return next_proposal, outcome
 
@@ -179,10 +174,9 @@ class RoundLoop:
     def _emit(self, decisions: list[Iterator[Decision]], rows: list[int]) -> dict[int, list[Decision]]:
         """Emits what the target settled, row by row, each up to its first stop."""
         emitted = {}
+        lengths = [len(tokens) for tokens in self.transcript.generated]
         for row in rows:
-            if self.transcript.is_over(
-                row
-            ):  # a rule over the whole batch ended it at a step that another row just reached
+            if self.transcript.is_over(row):  # ended by a rule over the whole batch, at a step that another row reached
                 continue
             emitted[row] = []
             for decision in decisions[row]:
@@ -190,7 +184,18 @@ class RoundLoop:
                 self.verifier.lengths[row] += 1
                 if self.transcript.append(row, decision.token, decision.scores, decision.logits):
                     break
+        self._take_back(emitted, lengths)
         return emitted
+
+    def _take_back(self, emitted: dict[int, list[Decision]], lengths: list[int]) -> None:
+        """Forgets what a rule over the whole batch cut off rows that were ahead of the others."""
+        for row, before in enumerate(lengths):
+            kept = len(self.transcript.generated[row]) - before
+            if row in emitted and kept < len(emitted[row]):
+                self.verifier.lengths[row] -= len(emitted[row]) - kept
+                emitted[row] = emitted[row][: max(kept, 0)]
+                if not emitted[row]:
+                    del emitted[row]
 
     def _outcome(self, emitted: dict[int, list[Decision]]) -> Outcome:
         running = self.transcript.running
@@ -259,4 +264,7 @@ class RoundLoop:
             logger.warning(
                 f"Adaptation failed and is left out for the rest of this call: {type(error).__name__}: {error}"
             )
-            self.sink = self.session = None
+            session, self.sink, self.session = self.session, None, None
+            if session is not None:
+                with contextlib.suppress(Exception):  # said once is enough
+                    session.end()

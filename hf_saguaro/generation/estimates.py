@@ -108,7 +108,7 @@ class Estimates:
 
     def step_seconds(self) -> float | None:
         """One step of the target, from the nearest thing that was measured."""
-        return self.step.value or min((average.value for average in self.verify.values()), default=self.prefill)
+        return self.step.value or min((typical.value for typical in list(self.verify.values())), default=self.prefill)
 
     def pass_seconds(self) -> float | None:
         """A narrow draft pass; a pass of a whole tree bounds it. `None` until it was seen more than once."""
@@ -144,7 +144,7 @@ class Estimates:
 
     def token_seconds(self) -> dict[str, float]:
         """The same by execution, of those that were seen more than once."""
-        costs = {mode: rate.value for mode, rate in self.token.items() if rate.weight >= 2}
+        costs = {mode: rate.value for mode, rate in list(self.token.items()) if rate.weight >= 2}
         return costs if self.step.value is None else {"autoregressive": self.step.value, **costs}
 
     def accept_rates(self, depth: int, copied: bool = False) -> list[float]:

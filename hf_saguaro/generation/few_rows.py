@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -33,12 +34,15 @@ class _Transposed(TorchFunctionMode):
 def few_rows(rows: int, dtype: torch.dtype, device: torch.device) -> contextlib.AbstractContextManager:
     """Inside, products of `rows` rows are fast. Nothing changes where that would not pay: one row, many rows, another
     dtype, a GPU, or a CPU whose kernels have no such weakness."""
-    if 1 < rows <= _MOST_ROWS and dtype == torch.float32 and device.type == "cpu" and _pays():
+    is_meant = dtype == torch.float32 and device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+    if is_meant and 1 < rows <= _MOST_ROWS and _pays():
         return _Transposed()
     return contextlib.nullcontext()
 
 
 def _has_few_rows(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    if type(x) is not torch.Tensor or type(weight) not in (torch.Tensor, nn.Parameter) or weight.dim() != 2:
+        return False  # quantized weights, for one, know products of their own
     rows = x.numel() // x.shape[-1]
     return 1 < rows <= _MOST_ROWS and x.dtype == weight.dtype == torch.float32 and weight.device.type == "cpu"
 
@@ -51,7 +55,8 @@ def _transposed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 @functools.cache
 def _pays() -> bool:
     """Found out once by a trial: four rows through a matrix that no cache next to a core holds."""
-    weight, x = torch.ones(4096, 1024), torch.ones(4, 1024)
+    plain = {"dtype": torch.float32, "device": "cpu"}
+    weight, x = torch.ones(4096, 1024, **plain), torch.ones(4, 1024, **plain)
     return 1.25 * _seconds(lambda: _transposed(x, weight)) < _seconds(lambda: F.linear(x, weight))
 
 

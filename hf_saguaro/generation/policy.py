@@ -233,14 +233,15 @@ class Policy:
             tokens (`float`): emitted, per row.
         """
         seen = self.estimates
+        seen.seconds += seconds
+        if plan.execution == "autoregressive" and proposal.width:
+            return  # a chain left over from another mode, which has paid for it
         costs = seen.token_seconds()
         if costs and plan.execution != min(costs, key=costs.get):
             lost = seen.lost.get(plan.execution, 0.0) + seconds - tokens * min(costs.values())
             seen.lost[plan.execution] = max(lost, 0.0)
-        seen.seconds += seconds
         if plan.execution == "autoregressive":
-            if proposal.width == 0:
-                seen.step.add(seconds)
+            seen.step.add(seconds)
             return
         seen.verify.setdefault(plan.execution, Typical()).add(verify_seconds)
         seen.token.setdefault(plan.execution, Rate()).add(seconds, tokens)

@@ -97,7 +97,7 @@ def _check_positions(given: torch.Tensor | None, positions: torch.Tensor) -> Non
     if given is None:
         return
     own = positions[:, -given.shape[-1] :]
-    if bool(((given != own) & (own >= 0)).any()):
+    if given.shape[-1] > own.shape[1] or bool(((given != own) & (own >= 0)).any()):
         raise SaguaroError(
             "`position_ids` differ from what the attention mask says (0, 1, .. over the real tokens); other positions would "
             "be lost. Leave them out, or generate without `speculation`."

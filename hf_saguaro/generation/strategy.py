@@ -94,7 +94,7 @@ def saguaro_decoding(
     slots = SlotModel(self, batch_size, last_position=last_position)
     if prompt.cached:
         slots.cache.import_columns(cache, prompt.column_slots[:, : prompt.cached])
-    if not slots.kinds.only_full:
+    if slots.kinds.shortest_span <= last_position + 1:
         prompt.refuse_holes()
     verifier = Verifier(slots, acceptance, TargetProcessors(logits_processor, batch_size), transcript, prompt)
 
@@ -119,6 +119,8 @@ def saguaro_decoding(
         loop.close()
 
     stats.new_tokens = transcript.new_tokens
+    # Without what rows had ahead of the batch's end. A row's first token comes with the prefill.
+    stats.tokens_in_rounds = stats.new_tokens - batch_size
     stats.close(time.perf_counter() - began)
     transcript.end()
     if hands_back:

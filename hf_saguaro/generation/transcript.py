@@ -51,6 +51,7 @@ class Transcript:
         self.generated: list[list[int]] = [[] for _ in range(self.batch_size)]
         self._stopped_at: list[int | None] = [None] * self.batch_size
         self._judged = 0
+        self._shown_scores: list[torch.Tensor] = []
         self._streamer, self._streamed = streamer, 0
         self._scores = [[] for _ in range(self.batch_size)] if keep_scores else None
         self._logits = [[] for _ in range(self.batch_size)] if keep_logits else None
@@ -113,12 +114,14 @@ class Transcript:
         """Asks the user's criteria about every step that all rows have reached, the whole batch at once.
 
         They may compare rows, so they see what plain `generate` shows them. A row that is ahead of the others is cut
-        back if it turns out to have ended.
+        back if it turns out to have ended; the processors have then been called for the tokens that are cut off.
         """
         while self._judged < self._reached():
             self._judged = step = self._judged + 1
-            ids = self._ids[:, : self.prompt_length + step]
-            recorded = None if self._scores is None else self._columns(self._scores, step)
+            ids = self._ids[:, : self.prompt_length + step].contiguous()
+            if self._scores is not None:
+                self._shown_scores.append(self._column(self._scores, step - 1))
+            recorded = None if self._scores is None else tuple(self._shown_scores)
             verdict = torch.as_tensor(self._step_criteria(ids, recorded)).expand(self.batch_size).tolist()
             for row, stops in enumerate(verdict):
                 if stops and len(self.generated[row]) >= step <= (self._stopped_at[row] or step):
@@ -175,13 +178,17 @@ class Transcript:
 
     def scores(self) -> tuple[torch.Tensor, ...] | None:
         """One `[B, V]` for each new column; rows that had ended hold zeros."""
-        return self._columns(self._scores, self.new_length)
+        return self._columns(self._scores)
 
     def logits(self) -> tuple[torch.Tensor, ...] | None:
-        return self._columns(self._logits, self.new_length)
+        return self._columns(self._logits)
 
-    def _columns(self, entries: list[list[torch.Tensor]] | None, count: int) -> tuple[torch.Tensor, ...] | None:
+    def _columns(self, entries: list[list[torch.Tensor]] | None) -> tuple[torch.Tensor, ...] | None:
         if entries is None:
             return None
+        return tuple(self._column(entries, step) for step in range(self.new_length))
+
+    @staticmethod
+    def _column(entries: list[list[torch.Tensor]], step: int) -> torch.Tensor:
         blank = torch.zeros_like(entries[0][0])
-        return tuple(torch.stack([row[step] if step < len(row) else blank for row in entries]) for step in range(count))
+        return torch.stack([row[step] if step < len(row) else blank for row in entries])

@@ -8,6 +8,7 @@ sdpa attention both read rightly.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +49,11 @@ class AttentionKinds:
     @property
     def only_full(self) -> bool:
         return not self.chunks and not any(self.windows.values())
+
+    @property
+    def shortest_span(self) -> float:
+        """Tokens that the shortest window or chunk holds; infinity for full attention."""
+        return min([*filter(None, self.windows.values()), *self.chunks.values()], default=math.inf)
 
     def masks(self, visible: torch.Tensor, query_positions: torch.Tensor, slot_positions: torch.Tensor,
               dtype: torch.dtype) -> torch.Tensor | dict[str, torch.Tensor]:  # fmt: skip

@@ -213,3 +213,19 @@ def test_a_hub_that_cannot_be_reached_is_reported_once_and_asked_again(make_adap
     watcher = AdapterWatcher(adapter, "me/nowhere")
     assert watcher.poll() is None and watcher.poll() is None
     assert adapter.history()[-1]["event"] == "watcher cannot look"
+
+
+def test_a_shard_that_cannot_be_written_is_written_at_the_next_chance(tmp_path, monkeypatch):
+    from hf_saguaro.adaptation import recorder as module
+
+    stock, full = module._write_shard, [OSError("no space left")]
+
+    def failing(directory, sequences):
+        if full:
+            raise full.pop()
+        stock(directory, sequences)
+
+    monkeypatch.setattr(module, "_write_shard", failing)
+    with FeedbackRecorder(tmp_path, shard_rows=4) as recorder, pytest.raises(OSError, match="no space"):
+        teach(recorder, MarkovTarget(), random_prompts(1), new_tokens=12)
+    assert len(load_records(tmp_path)) == 1

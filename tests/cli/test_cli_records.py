@@ -72,6 +72,12 @@ def test_what_does_not_beat_the_bare_draft_is_not_written(records, poor_draft, t
     assert not (tmp_path / "out").exists()
 
 
+def test_a_config_with_an_adaptation_of_its_own_is_refused(folders, poor_draft, prompts_file, tmp_path, capsys):
+    arguments = ["--prompts", prompts_file, "--output", str(tmp_path), "--config", '{"adaptation": true}']
+    assert main(["record", folders[0], poor_draft, *arguments]) == 2
+    assert "adaptation" in capsys.readouterr().err
+
+
 def test_a_folder_without_records_is_refused_by_name(poor_draft, tmp_path, capsys):
     assert main(["train", poor_draft, str(tmp_path), "--output", str(tmp_path / "out")]) == 2
     assert "feedback-*.parquet" in capsys.readouterr().err

@@ -120,6 +120,9 @@ def test_positions_that_differ_from_the_masks_are_refused(target, drafts):
     assert out.tolist() == plain.tolist()
     with pytest.raises(SaguaroError, match="position_ids"):
         target.generate(ids, **kwargs, position_ids=own + 5, assistant_model=drafts["good"], speculation="saguaro")
+    with pytest.raises(SaguaroError, match="position_ids"):
+        target.generate(ids, **kwargs, position_ids=torch.arange(9)[None], assistant_model=drafts["good"],
+                        speculation="saguaro")  # fmt: skip
 
 
 def test_right_padding_is_refused(target, drafts):

@@ -60,6 +60,25 @@ def test_other_rows_dtypes_and_threads_are_left_alone(always):
     assert always == []
 
 
+class OwnProduct(torch.Tensor):
+    """A weight that knows linear layers and nothing else, as quantized ones do."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        assert func is F.linear
+        return "its own"
+
+
+def test_weights_with_products_of_their_own_and_autocast_are_left_alone(always):
+    weight = torch.randn(5, 7).as_subclass(OwnProduct)
+    with few_rows(4, torch.float32, CPU):
+        assert F.linear(torch.randn(4, 7), weight) == "its own"
+        assert F.linear(torch.randn(4, 7), torch.randn(7)).shape == (4,)
+    with torch.autocast("cpu", torch.bfloat16), few_rows(4, torch.float32, CPU):
+        assert F.linear(torch.randn(4, 7), torch.randn(5, 7), torch.randn(5)).dtype == torch.bfloat16
+    assert always == []
+
+
 @pytest.mark.parametrize("execution", ["sync", "async"])
 def test_a_verify_uses_it_and_the_text_is_the_targets(always, target, drafts, prompt, execution):
     plain = target.generate(prompt, max_new_tokens=30, do_sample=False)

@@ -195,14 +195,14 @@ class StopsAtAQuorum(StoppingCriteria):
         self.count, self.asked = count, []
 
     def __call__(self, input_ids, scores, **kwargs):
-        self.asked.append(input_ids.tolist())
+        self.asked.append(input_ids.view(-1).tolist())  # contiguous, as plain `generate` gives it
         votes = (input_ids[:, -2:] % 2 == 0).any(dim=1)
         return (votes.sum() >= self.count).expand(len(votes)) if len(self.asked) > 3 else torch.zeros_like(votes)
 
 
 @pytest.mark.parametrize("eos", [None, 96, 26])
 @pytest.mark.parametrize("count", [2, 3, 4])
-def test_a_users_criteria_sees_the_whole_batch(both, eos, count):
+def test_a_users_criteria_sees_the_whole_batch(both, target, eos, count):
     ids, mask = ragged((5, 8, 6, 7))
     made = []
 
@@ -211,8 +211,11 @@ def test_a_users_criteria_sees_the_whole_batch(both, eos, count):
         return {"stopping_criteria": StoppingCriteriaList([made[-1]])}
 
     extra = {} if eos is None else {"eos_token_id": eos}
-    same(*both(ids, attention_mask=mask, make=make, **extra))
+    plain, ours = both(ids, attention_mask=mask, make=make, **extra)
+    same(plain, ours)
     assert made[0].asked == made[1].asked
+    stats = hf_saguaro.last_stats(target)
+    assert stats.tokens_in_rounds == stats.new_tokens - len(ids)
 
 
 def test_max_time_stops(target, drafts, prompt):

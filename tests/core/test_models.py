@@ -125,6 +125,14 @@ def test_padding_between_tokens_is_refused_where_windows_count_it():
     with pytest.raises(SaguaroError, match="padding between"):
         target.generate(ids, attention_mask=mask, max_new_tokens=3, assistant_model=copy.deepcopy(target),
                         speculation="saguaro")  # fmt: skip
+    # A window that nothing reaches beyond counts nothing.
+    target = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model("mistral", **SPECIAL, **{**GQA, "sliding_window": 64})
+    )
+    target.generation_config.pad_token_id = 0
+    kwargs = dict(attention_mask=mask, max_new_tokens=12, do_sample=False)
+    out = target.eval().generate(ids, **kwargs, assistant_model=perturbed(target, 0.1), speculation="saguaro")
+    assert out.tolist() == target.generate(ids, **kwargs).tolist()
 
 
 @pytest.mark.parametrize("name", ["gemma3_text", "mistral", "llama4_text", "gemma2"])
