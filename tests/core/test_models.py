@@ -112,9 +112,13 @@ def test_encoders_turned_decoders(name):
     target = AutoModelForCausalLM.from_config(config).eval()
     ids = torch.randint(2, VOCAB, (1, 9), generator=torch.Generator().manual_seed(1))
     plain = target.generate(ids, max_new_tokens=12, do_sample=False)
-    out = target.generate(ids, max_new_tokens=12, do_sample=False, assistant_model=perturbed(target, 0.1),
-                          speculation=SaguaroConfig(num_assistant_tokens=3, execution="async"))  # fmt: skip
-    assert out.tolist() == plain.tolist()
+    kwargs = dict(max_new_tokens=12, do_sample=False, assistant_model=perturbed(target, 0.1),
+                  speculation=SaguaroConfig(num_assistant_tokens=3, execution="async"))  # fmt: skip
+    if int(transformers.__version__.split(".")[0]) < 5:  # there they take no mask of their own
+        with pytest.raises(SaguaroError, match="cannot read tokens from slots"):
+            target.generate(ids, **kwargs)
+    else:
+        assert target.generate(ids, **kwargs).tolist() == plain.tolist()
 
 
 def test_padding_between_tokens_is_refused_where_windows_count_it():
