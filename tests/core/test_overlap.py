@@ -44,7 +44,7 @@ def pair():
 
 
 PROMPT = torch.arange(3, 10)[None]
-VERIFY, VERIFY_OF_PERFECT = 0.1, 0.25
+VERIFY, VERIFY_OF_PERFECT = 0.1, 0.15
 
 
 def run(pair, draft_seconds, tokens=40, verify=VERIFY, **fields):
