@@ -52,7 +52,7 @@ def add_parser(commands) -> None:
 
 def add_common(parser: argparse.ArgumentParser) -> None:
     """What all commands that generate share."""
-    parser.add_argument("--tokens", type=int, default=64, help="new tokens a prompt (default: 64)")
+    parser.add_argument("--tokens", type=int, default=64, help="new tokens a prompt (default: %(default)s)")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
     parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: a GPU where there is one)")
 

@@ -25,6 +25,8 @@ ARMS = ("plain", "stock", "saguaro", "sync", "async")
 # What the measured part may take; the models are made and the text is streamed in about as much again.
 MEASURED_SECONDS = 150
 FEWEST_PROMPTS = 2
+# Fewer than `bench` takes: all arms on the fewest prompts must fit into minutes on a slow machine, too.
+TOKENS = 48
 _WARM_UP_TOKENS = 8
 
 
@@ -44,6 +46,7 @@ def add_parser(commands) -> None:
     parser.add_argument("--json", metavar="OUT", default="saguaro-demo.json", help="(default: saguaro-demo.json)")
     add_common(parser)
     add_report(parser)
+    parser.set_defaults(tokens=TOKENS)
 
 
 def run(args: argparse.Namespace) -> int:
