@@ -144,7 +144,9 @@ def run(arguments):
             held_out.append((f"after {count} prompts of {category}", bench.on_held_out(bench.pair.draft)))
         return {
             "environment": environment(bench.pair.target.device),
-            "settings": {name: str(value) for name, value in vars(arguments).items() if name not in ("prompts", "output")},
+            "settings": {
+                name: str(value) for name, value in vars(arguments).items() if name not in ("prompts", "output")
+            },
             "adaptation": adapter.config.to_dict(),
             "records": records,
             "replayed": replayed,
