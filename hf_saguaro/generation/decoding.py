@@ -55,27 +55,27 @@ class RoundLoop:
         """Decodes."""
         logits = self._prefill()
         began = time.perf_counter()
-        first = self._emit(self.verifier.decide_first(logits), self.transcript.running)
+        first = self._emit(self.verifier.decide_first(logits))
         self.transcript.stream()
         outcome = self._outcome(first)
         self._feed_back(Proposal.empty(self.transcript.batch_size, self.verifier.device), first)
         plan = self._plan(outcome)
         proposal = self._serve(lambda: self.speculator.first(outcome, plan))
         while outcome.rows:
-            proposal, outcome = self._round(proposal, outcome.rows, plan)
+            proposal, outcome = self._round(proposal, plan)
             plan, last_plan = self._plan(outcome), plan
             if plan.depth and not last_plan.depth:  # the draft had paused and knows the text, but made no chain
                 proposal = self._serve(lambda plan=plan: self.speculator.open(plan))
         self.stats.decode_seconds = time.perf_counter() - began
 
-    def _round(self, proposal: Proposal, rows: list[int], plan: RoundPlan) -> tuple[Proposal, Outcome]:
+    def _round(self, proposal: Proposal, plan: RoundPlan) -> tuple[Proposal, Outcome]:
         began = time.perf_counter()
         if self.sink is not None:
             self._learn(self.sink.before_round)
         prepared = self._prepare(proposal, plan)
 
         logits = self.verifier.forward(proposal, self._last_tokens())
-        emitted = self._emit(self.verifier.decide(logits, proposal), rows)
+        emitted = self._emit(self.verifier.decide(logits, proposal))
         outcome = self._outcome(emitted)
         verified = time.perf_counter()
 
@@ -83,7 +83,7 @@ class RoundLoop:
         if outcome.rows:
             next_proposal = self._next_proposal(prepared, proposal, outcome, plan)
         self._feed_back(proposal, emitted)
-        self._record(proposal, next_proposal, emitted, outcome, plan, verified - began, time.perf_counter() - began)
+        self._record(proposal, next_proposal, emitted, plan, verified - began, time.perf_counter() - began)
         self.transcript.stream()
         return next_proposal, outcome
 
@@ -171,19 +171,17 @@ class RoundLoop:
         """t* of every row, `[B, 1]`; for a row that has stopped, its last token again, to no effect."""
         return torch.cat([self.transcript.prefix(row)[:, -1:] for row in range(self.transcript.batch_size)])
 
-    def _emit(self, decisions: list[Iterator[Decision]], rows: list[int]) -> dict[int, list[Decision]]:
-        """Emits what the target settled, row by row, each up to its first stop."""
-        emitted = {}
+    def _emit(self, decisions: list[Iterator[dict[int, Decision]]]) -> dict[int, list[Decision]]:
+        """Emits what the target settled, every row up to its first stop."""
+        emitted: dict[int, list[Decision]] = {}
         lengths = [len(tokens) for tokens in self.transcript.generated]
-        for row in rows:
-            if self.transcript.is_over(row):  # ended by a rule over the whole batch, at a step that another row reached
-                continue
-            emitted[row] = []
-            for decision in decisions[row]:
-                emitted[row].append(decision)
-                self.verifier.lengths[row] += 1
-                if self.transcript.append(row, decision.token, decision.scores, decision.logits):
-                    break
+        for group in decisions:
+            for step in group:
+                for row, decision in step.items():
+                    if not self.transcript.is_over(row):  # another row may just have ended it, by a rule over the batch
+                        emitted.setdefault(row, []).append(decision)
+                        self.verifier.lengths[row] += 1
+                        self.transcript.append(row, decision.token, decision.scores, decision.logits)
         self._take_back(emitted, lengths)
         return emitted
 
@@ -201,15 +199,17 @@ class RoundLoop:
         running = self.transcript.running
         self.verifier.acceptance.forget_before({row: self.verifier.lengths[row] for row in running})
         room = max([self.transcript.remaining(row) for row in running], default=0)
-        accepted = {row: sum(decision.accepted for decision in decisions) for row, decisions in emitted.items()}
+        # The last token emitted counts as t* whoever wrote it: where a block is cut short, it was a proposed one.
+        accepted = {row: len(decisions) - 1 for row, decisions in emitted.items()}
         next_tokens = {row: decisions[-1].token for row, decisions in emitted.items()}
         return Outcome(running, accepted, next_tokens, room)
 
     # What a round leaves behind
 
-    def _record(self, proposal: Proposal, next_proposal: Proposal, emitted: dict[int, list[Decision]], outcome: Outcome,
+    def _record(self, proposal: Proposal, next_proposal: Proposal, emitted: dict[int, list[Decision]],
                 plan: RoundPlan, verify_seconds: float, seconds: float) -> None:  # fmt: skip
         rows = list(emitted)
+        accepted = {row: sum(decision.accepted for decision in decisions) for row, decisions in emitted.items()}
         tokens = sum(map(len, emitted.values()))
         self.stats.verify_seconds += verify_seconds
         self.stats.record_round(
@@ -217,14 +217,14 @@ class RoundLoop:
             backups=proposal.backups,
             hits=[proposal.hits[row] for row in rows],
             drafted=[proposal.lengths[row] for row in rows],
-            accepted=[outcome.accepted[row] for row in rows],
+            accepted=list(accepted.values()),
             prepared=[next_proposal.hits[row] for row in rows],
             emitted=tokens,
         )
         self.policy.saw_round(
             plan,
             proposal,
-            outcome.accepted,
+            accepted,
             seconds=seconds,
             verify_seconds=verify_seconds,
             tokens=tokens / len(rows),
@@ -233,7 +233,7 @@ class RoundLoop:
     def _feed_back(self, proposal: Proposal, emitted: dict[int, list[Decision]]) -> None:
         """Hands the adaptation what the target thought of every row's chain, up to where it parted from it.
 
-        All but the last token emitted were accepted; where a stop cut the block, the last one was too, and stands for
+        All but the last token emitted were accepted; where a block is cut short, the last one was too, and stands for
         what the target itself added.
         """
         if self.session is None:

@@ -2,15 +2,15 @@
 """Logits processors on both sides of speculation.
 
 The target calls every processor as plain `generate` does. Stock processors that look at one row of scores and nothing
-else are applied to a whole block at once; as soon as one needs the text, or is the user's own, the block is walked
-position by position, so that each call sees a true prefix. The draft works with copies of the stock ones, once each
+else are applied to a whole block at once. As soon as one needs the text, the block is walked position by position, so
+that each call sees a true prefix; with code of the user's among them, all rows of a batch are walked in step, since that
+code may count its calls or look across rows. The draft works with copies of the stock ones, once each
 (Transformers' own assisted generation warps the draft twice).
 """
 
 from __future__ import annotations
 
 import copy
-from functools import partial
 
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper
@@ -51,13 +51,18 @@ class TargetProcessors:
     Args:
         processors (`LogitsProcessorList`): as `generate` prepared them.
         batch_size (`int`): rows; with several, a stock processor that knows rows by their index is bound to its row.
+
+    Attributes:
+        row_wise (`bool`): a whole block can be processed at once.
+        in_step (`bool`): all rows must be processed together, at the same step of the text.
     """
 
     def __init__(self, processors: LogitsProcessorList, batch_size: int):
         self.row_wise = all(is_row_wise(processor) for processor in processors)
+        self.in_step = batch_size > 1 and any(_is_users_code(processor) for processor in processors)
         self._processors = processors
         self._of_row = [processors] * batch_size
-        if batch_size > 1 and not self.row_wise:
+        if batch_size > 1 and not self.row_wise and not self.in_step:
             self._of_row = [
                 LogitsProcessorList(_bound_to_row(p, row, batch_size) for p in processors) for row in range(batch_size)
             ]
@@ -68,9 +73,9 @@ class TargetProcessors:
             return logits
         return self._processors(ids, logits.flatten(0, 1)).view_as(logits)
 
-    def position(self, row: int, prefix: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """Scores of one position, `[1, L]` and `[1, V]` -> `[1, V]`."""
-        return self._of_row[row](prefix, logits)
+    def position(self, rows: list[int], prefix: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """Scores of one position of one row, or of all rows together: `[R, L]` and `[R, V]` -> `[R, V]`."""
+        return (self._processors if self.in_step else self._of_row[rows[0]])(prefix, logits)
 
 
 class DraftProcessors:
@@ -83,7 +88,7 @@ class DraftProcessors:
     """
 
     def __init__(self, processors: LogitsProcessorList, temperature: float | None, batch_size: int):
-        kept = [copy.deepcopy(p) for p in processors if is_stock(p) and not _runs_user_code(p)]
+        kept = [copy.deepcopy(p) for p in processors if not _is_users_code(p) and not hasattr(p, "state")]
         if temperature is not None:
             kept = [p for p in kept if not isinstance(p, TemperatureLogitsWarper)]
             kept.insert(0, TemperatureLogitsWarper(float(temperature)))
@@ -108,17 +113,12 @@ class DraftProcessors:
         return torch.cat([self._of_row[row](prefix(i), scores[i : i + 1]) for i, row in enumerate(rows)])
 
 
-def _runs_user_code(processor: LogitsProcessor) -> bool:
-    return isinstance(processor, stock.PrefixConstrainedLogitsProcessor) or hasattr(processor, "state")
+def _is_users_code(processor: LogitsProcessor) -> bool:
+    return not is_stock(processor) or isinstance(processor, stock.PrefixConstrainedLogitsProcessor)
 
 
 def _bound_to_row(processor: LogitsProcessor, row: int, batch_size: int) -> LogitsProcessor:
     """A stock processor that works on row `row` alone as it would on that row of the batch."""
-    if not is_stock(processor):
-        return processor
-    if isinstance(processor, stock.PrefixConstrainedLogitsProcessor):
-        allowed = processor._prefix_allowed_tokens_fn
-        return stock.PrefixConstrainedLogitsProcessor(partial(_for_batch_id, allowed, row), num_beams=1)
     bound = copy.deepcopy(processor) if hasattr(processor, "state") else copy.copy(processor)
     for name in ("encoder_input_ids", "prompt_ignore_length"):  # one entry a prompt
         value = getattr(processor, name, None)
@@ -129,7 +129,3 @@ def _bound_to_row(processor: LogitsProcessor, row: int, batch_size: int) -> Logi
         prompt = row * processor.batch_size // batch_size
         bound.generated_ngrams, bound.batch_size = processor.generated_ngrams[prompt : prompt + 1], 1
     return bound
-
-
-def _for_batch_id(allowed, row: int, _: int, ids: torch.Tensor):
-    return allowed(row, ids)

@@ -64,6 +64,10 @@ class Transcript:
         count = len(self.generated[row]) if new_tokens is None else new_tokens
         return self._ids[row : row + 1, : self.prompt_length + count]
 
+    def prefixes(self, rows: list[int]) -> torch.Tensor:
+        """The ids of several rows, `[R, L]`, as far as the longest of them goes; others are filled up with padding."""
+        return self._ids[rows, : self.prompt_length + max(len(self.generated[row]) for row in rows)]
+
     @property
     def prompts(self) -> torch.Tensor:
         return self._ids[:, : self.prompt_length]
@@ -114,7 +118,7 @@ class Transcript:
         """Asks the user's criteria about every step that all rows have reached, the whole batch at once.
 
         They may compare rows, so they see what plain `generate` shows them. A row that is ahead of the others is cut
-        back if it turns out to have ended; the processors have then been called for the tokens that are cut off.
+        back if it turns out to have ended.
         """
         while self._judged < self._reached():
             self._judged = step = self._judged + 1

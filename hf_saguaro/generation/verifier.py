@@ -62,48 +62,68 @@ class Verifier:
         logits = self.slots.forward(block, first, keep=block.shape[1])
         return logits.to(dtype=torch.float32, device=self.device)
 
-    def decide(self, logits: torch.Tensor, proposal: Proposal) -> list[Iterator[Decision]]:
-        """For every row its decisions in order: accepted tokens, then the one token that the target adds.
+    def decide(self, logits: torch.Tensor, proposal: Proposal) -> list[Iterator[dict[int, Decision]]]:
+        """Decisions by row, one step of the text at a time, in groups of rows that go on independently of each other.
 
-        With row-wise processors all rows are settled at once, with the round's only read from the device. Otherwise a
-        row's iterator calls the processors position by position, only as far as it is asked to go.
+        A row's decisions are its accepted tokens, then the one token that the target adds. With row-wise processors all
+        rows are settled at once, with the round's only read from the device. Otherwise the processors are called
+        position by position, each time with what was emitted before, and only as far as the text goes on.
         """
-        if not self.processors.row_wise:
-            return [self._walk(row, logits[row], proposal) for row in range(len(self.lengths))]
-        scores = self.processors.block(self.transcript.prompts, logits)
         rows = list(range(len(self.lengths)))
+        if self.processors.in_step:
+            return [self._walk(rows, logits, proposal)]
+        if not self.processors.row_wise:
+            return [self._walk([row], logits, proposal) for row in rows]
+        scores = self.processors.block(self.transcript.prompts, logits)
         accepted, next_token = self.acceptance.verify(scores, proposal, rows, self.lengths)
         host = torch.cat([accepted[:, None], next_token[:, None], proposal.tokens], dim=1).tolist()
-        return [self._settled(values, scores[row], logits[row]) for row, values in enumerate(host)]
+        return [self._settled(row, host[row], scores[row], logits[row]) for row in rows]
 
-    def decide_first(self, logits: torch.Tensor) -> list[Iterator[Decision]]:
+    def decide_first(self, logits: torch.Tensor) -> list[Iterator[dict[int, Decision]]]:
         """The token that the prefill gives, from logits of shape `[B, V]`."""
         nothing = Proposal.empty(len(self.lengths), self.device)
         return self.decide(logits.to(dtype=torch.float32, device=self.device)[:, None], nothing)
 
     @staticmethod
-    def _settled(values: list[int], scores: torch.Tensor, logits: torch.Tensor) -> Iterator[Decision]:
+    def _settled(
+        row: int, values: list[int], scores: torch.Tensor, logits: torch.Tensor
+    ) -> Iterator[dict[int, Decision]]:
         accepted, next_token, *tokens = values
         for j in range(accepted + 1):
-            yield Decision(tokens[j] if j < accepted else next_token, j < accepted, scores[j], logits[j])
+            yield {row: Decision(tokens[j] if j < accepted else next_token, j < accepted, scores[j], logits[j])}
 
-    def _walk(self, row: int, logits: torch.Tensor, proposal: Proposal) -> Iterator[Decision]:
-        start = self.lengths[row]
-        for j in range(proposal.lengths[row] + 1):
-            scores = self.processors.position(row, self.transcript.prefix(row), logits[j : j + 1])
-            if j == proposal.lengths[row]:
-                token = self.acceptance.choose(scores, [row], [start + j])
-                yield Decision(int(token), False, scores[0], logits[j])
-                return
-            one = Proposal(
-                proposal.tokens[row : row + 1, j : j + 1],
-                [1],
-                None if proposal.scores is None else proposal.scores[row : row + 1, j : j + 1],
-                [proposal.point_mass[row]] if proposal.point_mass else [],
+    def _walk(self, rows: list[int], logits: torch.Tensor, proposal: Proposal) -> Iterator[dict[int, Decision]]:
+        """Goes on for as long as the proposed tokens of all rows are accepted.
+
+        So rows of one group stay at the same step of the text, as in plain `generate`: a row whose chain was right for
+        longer is held back, and proposes the rest again. Rows that have stopped are only shown to the processors.
+        """
+        running = [row for row in rows if not self.transcript.is_over(row)]
+        j = 0
+        while running:
+            given = logits[rows, j]
+            scores = self.processors.position(rows, self.transcript.prefixes(rows), given)
+            shown = [rows.index(row) for row in running]
+            given, scores = given[shown], scores[shown]
+            next_proposed = Proposal(
+                proposal.tokens[running, j : j + 1],
+                [int(j < proposal.lengths[row]) for row in running],
+                None if proposal.scores is None else proposal.scores[running, j : j + 1],
+                [proposal.point_mass[row] for row in running],
             )
-            accepted, token = self.acceptance.verify(scores[:, None].expand(-1, 2, -1), one, [row], [start + j])
-            if accepted:
-                yield Decision(int(one.tokens), True, scores[0], logits[j])
-            else:
-                yield Decision(int(token), False, scores[0], logits[j])
+            accepted, tokens = self.acceptance.verify(
+                scores[:, None].expand(-1, next_proposed.width + 1, -1),
+                next_proposed,
+                running,
+                [self.lengths[row] for row in running],
+            )
+            accepted = accepted.bool()
+            if next_proposed.width:
+                tokens = next_proposed.tokens[:, 0].where(accepted, tokens)
+            settled = zip(tokens.tolist(), accepted.tolist(), scores, given)
+            step = {row: Decision(*values) for row, values in zip(running, settled)}
+            yield step
+            running = [row for row in running if not self.transcript.is_over(row)]
+            if not all(step[row].accepted for row in running):
                 return
+            j += 1

@@ -253,6 +253,85 @@ def test_a_users_processor_sees_true_prefixes_once_each_and_in_order(both, promp
     assert made[0].prefixes == made[1].prefixes
 
 
+class Crowd(LogitsProcessor):
+    """A user's processor that looks across the batch and counts: no row may repeat what another wrote a step before."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, input_ids, scores):
+        self.seen.append(input_ids.tolist())
+        scores = scores.clone()
+        scores[:, (11 * len(self.seen)) % VOCAB] = -torch.inf
+        scores[:, input_ids[:, -1]] -= 3.0
+        return scores
+
+
+@pytest.mark.parametrize("with_criteria", [False, True])
+@pytest.mark.parametrize("eos", [None, [5, 17, 33, 60]])
+def test_a_users_processor_sees_a_batch_as_plain_generate_shows_it(both, eos, with_criteria):
+    ids, mask = ragged((5, 8, 6, 7))
+    made = []
+
+    def make():
+        made.append((Crowd(), StopsAtAQuorum(2)))
+        kwargs = {"logits_processor": LogitsProcessorList([made[-1][0]])}
+        return kwargs | ({"stopping_criteria": StoppingCriteriaList([made[-1][1]])} if with_criteria else {})
+
+    same(*both(ids, attention_mask=mask, make=make, repetition_penalty=1.2, **({"eos_token_id": eos} if eos else {})))
+    assert made[0][0].seen == made[1][0].seen
+    assert made[0][1].asked == made[1][1].asked
+
+
+def test_allowed_tokens_of_a_batch_are_asked_for_in_plain_order(both):
+    ids, mask = ragged((5, 8, 6))
+    asked = []
+
+    def make():
+        asked.append([])
+
+        def allowed(row, tokens):
+            asked[-1].append((row, tokens.tolist()))
+            return [token for token in range(VOCAB) if token % 4 != (row + len(asked[-1])) % 4]
+
+        return {"prefix_allowed_tokens_fn": allowed}
+
+    same(*both(ids, attention_mask=mask, make=make, eos_token_id=[5, 17, 33]))
+    assert asked[0] == asked[1]
+
+
+def test_rows_held_in_step_sample_what_they_sample_without_a_draft(target, drafts):
+    ids, mask = ragged((5, 8, 6))
+
+    def sample(draft, execution):
+        config = SaguaroConfig(num_assistant_tokens=K, execution=execution, seed=3)
+        return target.generate(ids, attention_mask=mask, max_new_tokens=20, do_sample=True, top_k=20, speculation=config,
+                               logits_processor=LogitsProcessorList([Crowd()]), assistant_model=draft).tolist()  # fmt: skip
+
+    assert sample(drafts["good"], "async") == sample(drafts["good"], "sync") == sample(None, "autoregressive")
+
+
+def test_rows_held_in_step_go_on_drafting_from_their_text(target):
+    class Contradicts(LogitsProcessor):
+        """Takes from the first row, at every second step, the token that the target would write."""
+
+        def __init__(self):
+            self.calls = 0
+
+        def __call__(self, input_ids, scores):
+            self.calls += 1
+            scores = scores.clone()
+            if self.calls % 2 == 0:
+                scores[0, scores[0].argmax()] = -torch.inf
+            return scores
+
+    ids, mask = ragged((5, 8, 6))
+    target.generate(ids, attention_mask=mask, max_new_tokens=22, do_sample=False, assistant_model=target,
+                    logits_processor=LogitsProcessorList([Contradicts()]), speculation=CONFIGS["sync"])  # fmt: skip
+    # A round of one token, nine of two, a last one with room for a chain of one. The others' chains are right throughout.
+    assert hf_saguaro.last_stats(target).accepted_by_depth[:3] == [1, 2 + 9 + 3, 2 * 9]
+
+
 PROCESSORS = {
     "repetition_penalty": {"repetition_penalty": 1.4},
     "no_repeat_ngram": {"no_repeat_ngram_size": 2},
