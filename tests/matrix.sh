@@ -26,7 +26,9 @@ for version in "${versions[@]}"; do
     echo "matrix: transformers $pinned"
     make core VENV=".venv-$pinned" TRANSFORMERS="$pinned" PYTHON="${PYTHON:-python3}" TORCH="${TORCH:-}" \
         CORE_TESTS="${CORE_TESTS:-tests/core}" TEST_ARGS="--quiet ${TEST_ARGS:-}" | tee "$log" || failed+=("$pinned")
-    table+=$'\n'"| $pinned | $(grep -E '[0-9]+ (passed|failed|error)' "$log" | tail -1 || echo 'did not run') |"
+    # One line for the tests that ran side by side, one for those that measure time.
+    results=$(grep -E '[0-9]+ (passed|failed|error)' "$log" | paste -sd ';' | sed 's/;/; /' || true)
+    table+=$'\n'"| $pinned | ${results:-did not run} |"
 done
 
 echo "$table"

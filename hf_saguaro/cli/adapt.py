@@ -114,6 +114,10 @@ def steady_fields(text: str | None) -> dict[str, Any]:
     SaguaroConfig.from_dict(fields)
     if "adaptation" in fields:
         raise SaguaroError("--config names `adaptation`, which this command sets itself; leave it out.")
+    if fields["execution"] == "autoregressive":
+        raise SaguaroError(
+            "--config leaves the draft out (autoregressive), and there is nothing to learn from; say sync."
+        )
     return fields
 
 

@@ -182,6 +182,7 @@ def test_close_leaves_no_thread(make_adapter, two_torch_threads):
     assert "hf_saguaro-trainer" not in [thread.name for thread in threading.enumerate()]
 
 
+@pytest.mark.timed
 def test_training_takes_no_more_than_its_share_of_time(make_adapter, monkeypatch):
     adapter = make_adapter(train_every_tokens=8, max_train_fraction=0.1)
     monkeypatch.setattr(Learner, "step", lambda *args: time.sleep(0.02))

@@ -46,6 +46,7 @@ def encode(conversation):
     return torch.tensor([[2 + sum(map(ord, word)) % 90 for word in text.split()]])
 
 
+@pytest.mark.timed
 def test_prefill_is_told_apart_from_decoding(target):
     answer = measure.run_arm(Metronome("metronome", target, None), torch.ones(1, 4, dtype=torch.long), 6)
     assert answer.first == 1

@@ -34,7 +34,8 @@ def records(folders, poor_draft, tmp_path_factory):
     root = tmp_path_factory.mktemp("records")
     lines = [{"question_id": i, "category": "qa", "turns": [f"Tell me about {i}."]} for i in range(48)]
     (root / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    arguments = ["--prompts", str(root / "prompts.jsonl"), "--output", str(root / "shards"), "--tokens", "40"]
+    arguments = ["--prompts", str(root / "prompts.jsonl"), "--output", str(root / "shards"), "--tokens", "24",
+                 "--config", '{"num_assistant_tokens": 1}']  # fmt: skip
     assert main(["record", folders[0], poor_draft, *arguments]) == 0
     return root / "shards"
 
@@ -49,7 +50,7 @@ def test_records_hold_the_targets_own_texts(records, folders):
         expected = target(tokens).logits[0].log_softmax(-1)
     rows = torch.tensor(record["log_probs"])
     first = record["first"]
-    assert rows.shape == (40, 64)
+    assert rows.shape == (24, 64)
     ids = torch.tensor(record["token_ids"])
     torch.testing.assert_close(rows, expected[first - 1 : first - 1 + len(rows)].gather(1, ids), atol=1e-3, rtol=1e-3)
 
@@ -72,10 +73,15 @@ def test_what_does_not_beat_the_bare_draft_is_not_written(records, poor_draft, t
     assert not (tmp_path / "out").exists()
 
 
-def test_a_config_with_an_adaptation_of_its_own_is_refused(folders, poor_draft, prompts_file, tmp_path, capsys):
-    arguments = ["--prompts", prompts_file, "--output", str(tmp_path), "--config", '{"adaptation": true}']
+@pytest.mark.parametrize(
+    "config, said", [('{"adaptation": true}', "adaptation"), ('{"execution": "autoregressive"}', "draft")]
+)
+def test_a_config_that_leaves_nothing_to_record_is_refused(
+    folders, poor_draft, prompts_file, tmp_path, capsys, config, said
+):
+    arguments = ["--prompts", prompts_file, "--output", str(tmp_path), "--config", config]
     assert main(["record", folders[0], poor_draft, *arguments]) == 2
-    assert "adaptation" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
 
 
 def test_a_folder_without_records_is_refused_by_name(poor_draft, tmp_path, capsys):

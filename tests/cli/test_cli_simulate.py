@@ -48,6 +48,7 @@ def test_stock_assisted_generation_runs_on_it_too(target, drafts, simulated, pro
     assert torch.equal(generate(simulated, prompt, assistant_model=drafts["good"]), generate(target, prompt))
 
 
+@pytest.mark.timed
 def test_a_forward_takes_the_set_time_and_no_core(simulated, prompt):
     simulated.seconds = 0.05
     began, worked = time.perf_counter(), time.process_time()

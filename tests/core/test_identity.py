@@ -99,7 +99,7 @@ def test_coupled_sampling_gives_the_same_text_with_any_draft_and_none(target, dr
     def sample(draft, **fields):
         config = SaguaroConfig(seed=11, **fields)
         return target.generate(
-            prompt, max_new_tokens=40, do_sample=True, assistant_model=draft, speculation=config, **sampling
+            prompt, max_new_tokens=24, do_sample=True, assistant_model=draft, speculation=config, **sampling
         ).tolist()
 
     expected = sample(None, execution="autoregressive")

@@ -112,7 +112,7 @@ def test_every_path_follows_the_targets_law(pair, law, path, verification):
         assert stats.row_hits > 0.2 * stats.row_rounds
 
 
-@pytest.mark.parametrize("bias", [0.5, 0.2])
+@pytest.mark.parametrize("bias", [pytest.param(0.5, marks=pytest.mark.slow), 0.2])
 def test_saguaro_sampling_follows_the_targets_law(pair, law, bias):
     config = {**PATHS["hits"], "verification": "rejection", "cache_bias": bias}
     drawn, _ = sample(pair, config)

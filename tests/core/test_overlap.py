@@ -21,6 +21,9 @@ from hf_saguaro.generation import theory
 from ..conftest import perturbed, tiny_llama
 
 
+pytestmark = pytest.mark.timed
+
+
 def taking(model, seconds):
     """A copy of `model` whose forwards take `seconds`."""
     model = copy.deepcopy(model)
