@@ -78,7 +78,7 @@ def run(arguments):
         for turn in range(arguments.blocks):
             block(arguments.block, "on")
             adapter.pause()
-            while adapter.metrics()["trainer"] == "training":  # its last burst; belongs to no arm
+            while adapter.metrics()["trainer"] == "training":  # its last step; belongs to no arm
                 serve(next(prompts))
             block(arguments.block if turn + 1 < arguments.blocks else arguments.block - arguments.block // 2, "off")
             adapter.resume()

@@ -29,11 +29,12 @@ class AdaptationConfig:
         learning_rate (`float`, *optional*, defaults to 1e-3):
             Peak rate of AdamW; halved after a rollback, given back after five clean publications.
         train_every_tokens (`int`, *optional*, defaults to 512):
-            New feedback rows that start a burst of training.
+            New feedback rows that make a training step due.
         publish_every_rounds (`int`, *optional*, defaults to 50):
             Rounds that pass at least between two publications.
         max_train_fraction (`float`, *optional*, defaults to 0.1):
-            Largest share of wall time that training may take. Candidates that the gate refuses shrink it further.
+            Largest share of wall time that training may take. It gets a quarter of that before the first publication, and
+            less with every candidate that the gate refuses without promise.
         buffer_tokens (`int`, *optional*, defaults to 65536):
             Feedback rows that are kept (528 bytes each for 64 logits); the buffer's bytes are bounded by the same figure.
         replay_ratio (`float`, *optional*, defaults to 1.0):

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf_saguaro authors. SPDX-License-Identifier: Apache-2.0
-"""One burst of learning: look at the floor, take steps, ask the gate. Runs on the trainer's thread alone."""
+"""What there is to learning: look at the floor, take a step, ask the gate. Runs on the trainer's thread alone."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from .publisher import Publisher
 
 
 FRESH_SEQUENCES_PER_STEP = 4
-STEPS_PER_BURST = 4
-# A refused candidate below the first makes training rarer; below the second it has learned something harmful, and
-# learning starts over from what serves.
+# Until a candidate has been published, training gets this part of the time it may take. One that is refused without
+# promise halves that, down to the second figure; a publication gives all.
+UNPROVEN_TRUST = 0.25
+SMALLEST_TRUST = 0.1
+# A refused candidate below the first shows no promise; below the second it has learned something harmful, and learning
+# starts over from what serves.
 PROMISING_T = 1.0
 HOPELESS_T = -2.0
 
@@ -37,7 +40,8 @@ class TrainingLoop:
         # Called between forward passes; whoever drives the loop may set one that raises to stop it.
         self.check: Callable[[], None] = lambda: None
         self.gate, self.floor = ShadowGate(learner.student, lambda: self.check()), StaticFloor()
-        self.verdicts = self.refused = self.refused_in_a_row = 0
+        self.verdicts = self.refused = 0
+        self.trust = UNPROVEN_TRUST  # part of its time that training is given
         self._examined_step = self._examined_tokens = self._shifted_at = 0
 
     @property
@@ -65,7 +69,7 @@ class TrainingLoop:
             self._shifted_at = 0 if verdict.passed else self.floor.begins
             self.publisher.stage_floor(verdict)
 
-    def train(self, steps: int = STEPS_PER_BURST) -> None:
+    def train(self, steps: int = 1) -> None:
         """Up to `steps` optimizer steps on fresh and replayed text, then a candidate if one is due."""
         self._learn_outcomes()
         for _ in range(steps):
@@ -107,11 +111,13 @@ class TrainingLoop:
         self.verdicts += 1
         if not verdict.passed:
             if candidate.origin == TRAINER:
-                self.refused_in_a_row += verdict.figures["t"] < PROMISING_T
+                if verdict.figures["t"] < PROMISING_T:
+                    self.trust = max(SMALLEST_TRUST, self.trust / 2)
                 if verdict.figures["t"] < HOPELESS_T:
                     self._start_over()
             return self.refuse(verdict, candidate.origin, candidate.step)
-        self.refused_in_a_row = self.gate.attempts = self._shifted_at = 0
+        self.gate.attempts = self._shifted_at = 0
+        self.trust = 1.0
         self.floor.forget()
         self.check()
         self.publisher.stage_candidate(candidate, verdict)
@@ -129,7 +135,7 @@ class TrainingLoop:
         """JSON-safe."""
         return {
             "refused": self.refused,
-            "refused_in_a_row": self.refused_in_a_row,
+            "trust": self.trust,
             "attempts": self.gate.attempts,
             "examined_step": self._examined_step,
             "examined_tokens": self._examined_tokens,
@@ -138,7 +144,7 @@ class TrainingLoop:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self.refused, self.refused_in_a_row = state["refused"], state["refused_in_a_row"]
+        self.refused, self.trust = state["refused"], state["trust"]
         self.gate.attempts = state["attempts"]
         self._examined_step, self._examined_tokens = state["examined_step"], state["examined_tokens"]
         self._shifted_at = state["shifted_at"]

@@ -22,8 +22,6 @@ STRIKES = 3
 PAUSE_AFTER_FAILURE_SECONDS = 10.0
 # A trainer that shows no sign of life for this long counts as hung.
 HANG_SECONDS = 300.0
-# Every refused candidate without promise halves the trainer's share of time, down to this part of it.
-SMALLEST_SHARE = 0.1
 
 
 class Throttle:
@@ -85,7 +83,7 @@ class Trainer:
         self._wake.set()
 
     def call(self, job: Callable[[], Any], timeout: float | None) -> Any:
-        """Runs `job` on the trainer's thread, between two bursts, and waits for it.
+        """Runs `job` on the trainer's thread, between two steps, and waits for it.
 
         Raises:
             TimeoutError: where it did not finish in time.
@@ -181,7 +179,7 @@ class Trainer:
 
     @property
     def _share(self) -> float:
-        return self.max_fraction * max(SMALLEST_SHARE, 0.5**self.loop.refused_in_a_row)
+        return self.max_fraction * self.loop.trust
 
     def _guarded(self, work: Callable[[], Any], future: Future | None = None) -> float:
         """Runs one piece of work; the seconds it took. No fault of it leaves the thread."""

@@ -37,6 +37,10 @@ _ROW_WISE = tuple(
 )
 
 
+# Of an entry that a top-k filter removed, these take no notice.
+_OF_WHAT_IS_KEPT = (stock.TopPLogitsWarper, stock.MinPLogitsWarper)
+
+
 def is_row_wise(processor: LogitsProcessor) -> bool:
     return type(processor) in _ROW_WISE
 
@@ -71,7 +75,7 @@ class TargetProcessors:
         """`[B, n, V]` -> `[B, n, V]`, where all processors are row-wise."""
         if not self._processors:
             return logits
-        return self._processors(ids, logits.flatten(0, 1)).view_as(logits)
+        return _process_rows(self._processors, ids, logits.flatten(0, 1)).view_as(logits)
 
     def position(self, rows: list[int], prefix: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """Scores of one position of one row, or of all rows together: `[R, L]` and `[R, V]` -> `[R, V]`."""
@@ -109,8 +113,36 @@ class DraftProcessors:
         if not self._processors:
             return scores
         if self.row_wise:
-            return self._processors(None, scores)
+            return _process_rows(self._processors, None, scores)
         return torch.cat([self._of_row[row](prefix(i), scores[i : i + 1]) for i, row in enumerate(rows)])
+
+
+def _process_rows(processors: LogitsProcessorList, ids: torch.Tensor | None, scores: torch.Tensor) -> torch.Tensor:
+    """Row-wise processors on `[R, V]`.
+
+    Where a top-k filter comes before top-p and min-p, those only see what it kept: they sort k numbers a row, not V. On
+    a GPU, where sorting costs less than the read that this takes, all is left as it is.
+    """
+    for index, processor in enumerate(processors):
+        rest = processors[index + 1 :]
+        if type(processor) is stock.TopKLogitsWarper and rest and all(type(p) in _OF_WHAT_IS_KEPT for p in rest):
+            kept = _kept(scores, processor) if scores.device.type == "cpu" else None
+            if kept is not None:
+                values = LogitsProcessorList(rest)(ids, scores.gather(1, kept))
+                return torch.full_like(scores, -torch.inf).scatter_(1, kept, values)
+        scores = processor(ids, scores)
+    return scores
+
+
+def _kept(scores: torch.Tensor, top_k: stock.TopKLogitsWarper) -> torch.Tensor | None:
+    """Ids that a top-k filter keeps, `[R, k]`, rising; `None` where a tie at the k-th place keeps more than k."""
+    count = top_k.top_k
+    if count >= scores.shape[1] or top_k.filter_value != -torch.inf:
+        return None
+    values, ids = scores.topk(count + 1)
+    if not bool((values[:, -2] > values[:, -1]).all()):
+        return None
+    return ids[:, :count].sort().values
 
 
 def _is_users_code(processor: LogitsProcessor) -> bool:

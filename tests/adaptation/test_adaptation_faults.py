@@ -192,8 +192,8 @@ def test_training_takes_no_more_than_its_share_of_time(make_adapter, monkeypatch
         teach(adapter, MarkovTarget(), random_prompts(2), new_tokens=8)
         time.sleep(0.02)
     spent = adapter.metrics()["train_seconds"]
-    # One burst may have begun just before the end.
-    assert 0.02 <= spent <= 0.1 * (time.monotonic() - began) + 4 * 0.02 + 0.05
+    # A quarter of its share, since nothing was published; one step may have begun just before the end.
+    assert 0.02 <= spent <= 0.25 * 0.1 * (time.monotonic() - began) + 0.02 + 0.05
 
 
 def test_pause_stops_training_but_not_collecting(make_adapter):
