@@ -37,10 +37,6 @@ _ROW_WISE = tuple(
 )
 
 
-# Of an entry that a top-k filter removed, these take no notice.
-_OF_WHAT_IS_KEPT = (stock.TopPLogitsWarper, stock.MinPLogitsWarper)
-
-
 def is_row_wise(processor: LogitsProcessor) -> bool:
     return type(processor) in _ROW_WISE
 
@@ -120,29 +116,46 @@ class DraftProcessors:
 def _process_rows(processors: LogitsProcessorList, ids: torch.Tensor | None, scores: torch.Tensor) -> torch.Tensor:
     """Row-wise processors on `[R, V]`.
 
-    Where a top-k filter comes before top-p and min-p, those only see what it kept: they sort k numbers a row, not V. On
+    Where a top-k filter comes before top-p and min-p, those are given what it kept: they sort k numbers a row, not V. On
     a GPU, where sorting costs less than the read that this takes, all is left as it is.
     """
     for index, processor in enumerate(processors):
-        rest = processors[index + 1 :]
-        if type(processor) is stock.TopKLogitsWarper and rest and all(type(p) in _OF_WHAT_IS_KEPT for p in rest):
-            kept = _kept(scores, processor) if scores.device.type == "cpu" else None
-            if kept is not None:
-                values = LogitsProcessorList(rest)(ids, scores.gather(1, kept))
-                return torch.full_like(scores, -torch.inf).scatter_(1, kept, values)
+        if scores.device.type == "cpu" and _narrows_first(processors[index:]):
+            processed = _process_narrowed(processor, LogitsProcessorList(processors[index + 1 :]), ids, scores)
+            if processed is not None:
+                return processed
         scores = processor(ids, scores)
     return scores
 
 
-def _kept(scores: torch.Tensor, top_k: stock.TopKLogitsWarper) -> torch.Tensor | None:
-    """Ids that a top-k filter keeps, `[R, k]`, rising; `None` where a tie at the k-th place keeps more than k."""
+def _narrows_first(chain: list[LogitsProcessor]) -> bool:
+    """Whether a top-k filter begins the chain, and the others take no notice of what it removes."""
+    return (
+        type(chain[0]) is stock.TopKLogitsWarper
+        and len(chain) > 1
+        and all(type(processor) in (stock.TopPLogitsWarper, stock.MinPLogitsWarper) for processor in chain[1:])
+        and all(processor.filter_value == -torch.inf for processor in chain)
+    )
+
+
+def _process_narrowed(top_k: stock.TopKLogitsWarper, others: LogitsProcessorList, ids: torch.Tensor | None,
+                      scores: torch.Tensor) -> torch.Tensor | None:  # fmt: skip
+    """What the chain leaves of `[R, V]`; `None` where equal scores lie on both sides of a cut.
+
+    A top-k filter keeps all that tie for the k-th place, and which of equal scores top-p removes is up to its sort.
+    """
     count = top_k.top_k
-    if count >= scores.shape[1] or top_k.filter_value != -torch.inf:
+    if count >= scores.shape[1]:
         return None
-    values, ids = scores.topk(count + 1)
-    if not bool((values[:, -2] > values[:, -1]).all()):
+    values, tokens = scores.topk(count + 1)
+    values, tokens, next_value = values[:, :count], tokens[:, :count], values[:, count]
+    processed = others(ids, values)
+    removed = processed == -torch.inf
+    lowest_kept = values.masked_fill(removed, torch.inf).amin(dim=1)
+    highest_removed = values.masked_fill(~removed, -torch.inf).amax(dim=1)
+    if not bool(((values[:, -1] > next_value) & (lowest_kept > highest_removed)).all()):
         return None
-    return ids[:, :count].sort().values
+    return torch.full_like(scores, -torch.inf).scatter_(1, tokens, processed)
 
 
 def _is_users_code(processor: LogitsProcessor) -> bool:
