@@ -11,8 +11,6 @@ their recorded scores. The last table is timed, over forwards that sleep.
 
 import argparse
 import contextlib
-import copy
-import functools
 import math
 import statistics
 import sys
@@ -21,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from sleeping import sleeping, tiny_pair
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
@@ -411,38 +410,6 @@ def switch(whole):
 # Timing
 
 
-def tiny_pair():
-    """Two small models of random weights that agree most of the time: here only the schedule matters."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, initializer_range=0.3, bos_token_id=1, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
-    target = LlamaForCausalLM(config).eval()
-    target.generation_config.pad_token_id = 0
-    draft = copy.deepcopy(target)
-    with torch.no_grad():
-        for parameter in draft.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.04 * parameter.std())
-    return target, draft
-
-
-def sleeping(model, seconds):
-    """A copy of `model` whose forwards take `seconds`, mostly without a core, as a host sees an accelerator work."""
-    model = copy.deepcopy(model)
-    stock = model.forward
-
-    @functools.wraps(stock)
-    def forward(*args, **kwargs):
-        due = time.perf_counter() + seconds
-        output = stock(*args, **kwargs)
-        time.sleep(max(due - time.perf_counter(), 0))
-        return output
-
-    model.forward = forward
-    return model
-
-
 def timed(target, draft, **fields):
     target.generate(
         torch.arange(3, 10)[None], max_new_tokens=40, do_sample=False, assistant_model=draft,
@@ -453,7 +420,7 @@ def timed(target, draft, **fields):
 
 
 def speed_table():
-    target, drafter = tiny_pair()
+    target, drafter = tiny_pair(0.04)  # they agree most of the time
     target, rows, theorem, overlap, speeds = sleeping(target, VERIFY_SECONDS), [], [], [], []
     timed(target, drafter)  # what a model does once it does now
     for primary in (0.25, 0.5, 1.0, 2.0):

