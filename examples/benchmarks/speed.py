@@ -17,15 +17,18 @@ import io
 import json
 import statistics
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import torch
+from peft import PeftModel
 from sleeping import sleeping, tiny_pair
 from transformers.utils import logging
 
 import hf_saguaro
 from hf_saguaro import SaguaroConfig
+from hf_saguaro.adaptation import FeedbackRecorder, train_on_records
 from hf_saguaro.cli import pair as pairs
 from hf_saguaro.cli import report
 from hf_saguaro.cli.arms import StockArm, build_arm
@@ -41,7 +44,10 @@ ARMS = ("plain", "stock", "stock-k3", "stock-k4", "saguaro", "sync-k3", "async-k
 # With a further dtype: enough to see which dtype each should be run in.
 FEW_ARMS = ("plain", "stock", "stock-k3", "saguaro")
 PEERS = {"economize": ("economize-sync-k3", "economize-k3-f3"), "flashspec": ("flashspec-k3",)}
-SECTIONS = ("arms", "rounds", "simulated", "scaling")
+# With the draft that has learned: the default, and fixed chains of several lengths.
+ADAPTED = ("saguaro", "sync-k3", "sync-k5", "sync-k7")
+LEARNED_TOKENS = 64
+SECTIONS = ("arms", "adapted", "rounds", "simulated", "scaling")
 
 
 def parse_arguments():
@@ -52,6 +58,11 @@ def parse_arguments():
     parser.add_argument("--repeats", type=int, default=3, help="interleaved repeats (default: 3)")
     parser.add_argument("--target", default="replica:1.8b")
     parser.add_argument("--small-target", default="replica:0.8b", help="of the scaling curves")
+    parser.add_argument(
+        "--learn-from", type=int, default=64, help="prompts whose texts the adapted draft learns (default: 64)"
+    )
+    parser.add_argument("--epochs", type=int, default=4, help="passes over those texts (default: 4)")
+    parser.add_argument("--category", default="math_reasoning", help="their column, and that of the measured prompts")
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--sections", default=",".join(SECTIONS))
     parser.add_argument("--output", type=Path, default=Path(__file__).with_suffix(".md"))
@@ -127,6 +138,68 @@ def arms_page(result, settings):
 
 def _counted(names):
     return ", ".join(f"{name} {count} times" for name, count in names.items())
+
+
+# After the draft has learned
+
+
+def learned_draft(arguments, questions, folder):
+    """The draft after training on the target's texts; and what came of it. The small model, which the target is a widened
+    copy of, writes them sooner."""
+    pair = load_pair("replica:0.1b", DRAFT, dtype="float32", device="cpu")
+    with FeedbackRecorder(folder / "records") as recorder:
+        for number, question in enumerate(questions, 1):
+            input_ids = pair.encode([{"role": "user", "content": question.turns[0]}])
+            pair.target.generate(
+                input_ids, attention_mask=torch.ones_like(input_ids), do_sample=False, max_new_tokens=LEARNED_TOKENS, assistant_model=pair.draft,
+                speculation=SaguaroConfig(num_assistant_tokens=5, execution="sync", adaptation=recorder),
+            )  # fmt: skip
+            if number % 8 == 0:
+                say(f"recorded {number} texts")
+    outcome = train_on_records(
+        pair.draft, folder / "records", folder / "adapter", epochs=arguments.epochs, progress=_counting
+    )
+    if outcome["published"]:
+        return PeftModel.from_pretrained(pair.draft, folder / "adapter").merge_and_unload(), outcome
+    return pair.draft, outcome
+
+
+def _counting(batches):
+    for number, batch in enumerate(batches, 1):
+        say(f"training, step {number}/{len(batches)}")
+        yield batch
+
+
+def adapted_section(arguments):
+    questions = [question for question in read_prompts(arguments.prompts) if question.column == arguments.category]
+    measured, stream = questions[: arguments.limit], questions[arguments.limit :][: arguments.learn_from]
+    with tempfile.TemporaryDirectory() as folder:
+        learned, outcome = learned_draft(arguments, stream, Path(folder))
+    pair = load_pair(arguments.target, DRAFT, dtype="float32", device="auto")
+    arms = [build_arm(name, pair.target, pair.draft) for name in ("plain", "stock", "saguaro")]
+    for name in ADAPTED:
+        arm = build_arm(name, pair.target, learned)
+        arm.name += ", adapted"
+        arms.append(arm)
+    items = run_arms(
+        arms, measured, pair.encode, pair.tokenizer, max_new_tokens=arguments.tokens, repeats=arguments.repeats,
+        warm_up_tokens=16, progress=lambda what: say(f"adapted, {what}"),
+    )  # fmt: skip
+    return {"learning": outcome, "texts": len(stream), "arms": summarize(arms, items, pair.target)}
+
+
+def adapted_page(result, settings):
+    learning, arms = result["learning"], result["arms"]
+    best = max((arm["ratio_to_plain"], name) for name, arm in arms.items() if name.endswith("adapted"))
+    return [
+        f"The draft learned from the target's texts after {result['texts']} prompts of {settings['category']} "
+        f"({settings['epochs']} passes, {learning['steps']} steps of `hf-saguaro train`'s trainer, default settings): "
+        f"{'published' if learning['published'] else 'refused'}, {learning['reason']}, {learning['gain_over_bare']:+.0%} over the "
+        f"bare draft on held-out texts. Then, float32, {settings['limit']} prompts of that column that were not among them, "
+        f"{settings['tokens']} new tokens, {settings['repeats']} interleaved repeats.",
+        f"```\n{report.table(arms)}\n```",
+        f"The best adapted arm is {best[1]}, {best[0]:.2f} times plain.",
+    ]
 
 
 # Where a round's time goes
@@ -338,6 +411,7 @@ def plot(rows, path):
 
 TITLES = {
     "arms": "Every arm, one run",
+    "adapted": "After the draft has learned",
     "rounds": "Where the time of a round goes",
     "simulated": "Overlap on a simulated accelerator",
     "scaling": "Scaling",
