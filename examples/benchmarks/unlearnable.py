@@ -1,16 +1,16 @@
 # Copyright 2026 The hf_saguaro authors. SPDX-License-Identifier: Apache-2.0
-"""What adaptation costs where there is nothing to learn: the same stream with adaptation off and on, in turns.
+"""What adaptation costs where there is nothing to learn: one stream with adaptation off, on, and off again.
 
     python examples/benchmarks/unlearnable.py      # writes unlearnable.md and .json
 
-Needs an otherwise idle machine. The target answers at random: its scores are replaced by ones that a hash of the text so
-far draws, so no draft can foresee them and no training helps. The models only have a size: their weights are random,
-and so are the prompts. All settings are the defaults; the trainer runs in the background, as it does for a user.
+The target answers at random: its scores are replaced by ones that a hash of the text so far draws, so no draft can
+foresee them and no training helps. Both models sleep for as long as their passes should take (`sleeping.py`), so that
+the engine, the feedback and the trainer on the host are what is timed, and not what else the machine does. All settings
+are the defaults; the trainer runs in the background, as it does for a user.
 """
 
 import argparse
 import json
-import math
 import statistics
 import sys
 import time
@@ -18,22 +18,23 @@ import zlib
 from pathlib import Path
 
 import torch
+from sleeping import sleeping
 from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
 
 from hf_saguaro import OnlineAdapter, SaguaroConfig
 from hf_saguaro.cli.environment import environment
 
 
-VOCAB, HIDDEN = 16384, 512
+VOCAB, HIDDEN = 16384, 256
 
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--layers", default="6,2", help="of target and draft (default: 6,2)")
+    parser.add_argument("--verify", type=float, default=0.03, help="seconds of the target's pass (default: 0.03)")
+    parser.add_argument("--draft-pass", type=float, default=0.006, help="seconds of the draft's (default: 0.006)")
     parser.add_argument("--prompt-tokens", type=int, default=32, help="tokens of a prompt (default: 32)")
     parser.add_argument("--tokens", type=int, default=64, help="new tokens a prompt (default: 64)")
-    parser.add_argument("--block", type=int, default=8, help="prompts between two changes of arm (default: 8)")
-    parser.add_argument("--blocks", type=int, default=14, help="blocks with adaptation on (default: 14)")
+    parser.add_argument("--count", type=int, default=60, help="prompts with adaptation on, and off (default: 60)")
     parser.add_argument("--output", type=Path, default=Path(__file__).with_suffix(".md"))
     return parser.parse_args()
 
@@ -54,7 +55,7 @@ def model(layers, seed):
 
 
 def run(arguments):
-    target, draft = (model(int(layers), seed) for seed, layers in enumerate(arguments.layers.split(",")))
+    target, draft = sleeping(model(2, seed=0), arguments.verify), sleeping(model(1, seed=1), arguments.draft_pass)
     generator = torch.Generator().manual_seed(0)
 
     def serve(adaptation=None):
@@ -77,15 +78,12 @@ def run(arguments):
 
         for _ in range(5):  # warm-up
             serve()
-        # Half a block off at both ends: what drifts evenly hits both arms alike.
-        block(arguments.block // 2, "off")
-        for turn in range(arguments.blocks):
-            block(arguments.block, "on")
-            adapter.pause()
-            while adapter.metrics()["trainer"] == "training":  # its last step; belongs to no arm
-                serve()
-            block(arguments.block if turn + 1 < arguments.blocks else arguments.block - arguments.block // 2, "off")
-            adapter.resume()
+        block(arguments.count // 2, "off")
+        block(arguments.count, "on")
+        adapter.pause()
+        while adapter.metrics()["trainer"] == "training":  # its last step; belongs to no arm
+            serve()
+        block(arguments.count - arguments.count // 2, "off")
         return {
             "environment": environment(target.device),
             "settings": {name: value for name, value in vars(arguments).items() if name != "output"},
@@ -100,16 +98,15 @@ def page(result):
     blocks = {arm: [block["seconds"] for block in result["blocks"] if block["arm"] == arm] for arm in ("off", "on")}
     seconds = {arm: [value for block in parts for value in block] for arm, parts in blocks.items()}
     mean = {arm: statistics.fmean(values) for arm, values in seconds.items()}
-    # How far means of blocks scatter says how far the two means may be off.
-    error = math.hypot(
-        *(statistics.stdev(map(statistics.fmean, parts)) / len(parts) ** 0.5 for parts in blocks.values())
-    )
+    first, last = (statistics.fmean(part) for part in blocks["off"])
+    drift = last / first - 1
     lines = [
         "# Adaptation where there is nothing to learn",
         "",
-        f"A target that answers at random (a hash of the text draws its scores); target and draft of {settings['layers']} layers, "
-        f"hidden size {HIDDEN}, {VOCAB} tokens, random weights, float32, {settings['tokens']} new tokens a prompt, everything at its "
-        f"defaults. Blocks of {settings['block']} prompts with adaptation on and off take turns. Made by "
+        "A target that answers at random (a hash of the text draws its scores), on a simulated accelerator: a pass of the "
+        f"target takes {settings['verify']:g} s, one of the draft {settings['draft_pass']:g} s, and neither a core. Training runs "
+        f"on the host's ({VOCAB} tokens, hidden size {HIDDEN}). {settings['tokens']} new tokens a prompt, everything at its "
+        f"defaults: {settings['count'] // 2} prompts with adaptation off, {settings['count']} with it on, and the rest off. Made by "
         "`examples/benchmarks/unlearnable.py`.",
         "",
         "| adaptation | prompts | seconds a prompt, mean | median |",
@@ -119,7 +116,7 @@ def page(result):
             for arm in ("off", "on")
         ),
         "",
-        f"On is {mean['on'] / mean['off'] - 1:+.1%} against off, with a standard error of {error / mean['off']:.1%}. "
+        f"On against off: {mean['on'] / mean['off'] - 1:+.1%}; the last off block against the first: {drift:+.1%}. "
         f"{metrics['published']} publications, {metrics['refused']} candidates refused, {metrics['steps']} optimizer steps in "
         f"{metrics['train_seconds']:.1f} s of the trainer's own thread, {metrics['rows']} rows of feedback.",
         "",

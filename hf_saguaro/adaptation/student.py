@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
+import types
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -213,4 +214,7 @@ def _copy_of(draft: nn.Module, weights: DraftWeights, device: torch.device) -> n
     for module in model.modules():  # a user's hooks belong to the draft alone
         module._forward_hooks.clear()
         module._forward_pre_hooks.clear()
+        # A function in place of the method cannot be copied: it would run the draft's own modules.
+        if isinstance(module.__dict__.get("forward"), types.FunctionType):
+            del module.forward
     return model.eval()

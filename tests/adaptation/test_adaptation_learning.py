@@ -40,6 +40,21 @@ def test_accepted_tokens_rise_on_prompts_not_trained_on(make_adapter, loss):
     assert measured(adapter.draft, target) > before + 0.2
 
 
+def test_a_draft_with_a_wrapped_forward_learns_too(make_adapter):
+    draft, calls = tiny_draft(), []
+    own = draft.forward
+
+    def forward(*args, **kwargs):
+        calls.append(kwargs)
+        return own(*args, **kwargs)
+
+    draft.forward = forward
+    target, adapter = MarkovTarget(), make_adapter(draft)
+    stream(adapter, target, 5)
+    assert adapter.version >= 1 and adapter.metrics()["trainer"] != "off"
+    assert calls  # it still serves through its wrapper
+
+
 def test_follows_a_shift_and_keeps_what_it_learned(make_adapter):
     first, second = MarkovTarget(0), MarkovTarget(1)
     adapter = make_adapter()
