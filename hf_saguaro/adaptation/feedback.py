@@ -14,6 +14,8 @@ from .losses import TeacherRows
 
 # Text is handed over in pieces of this many rows, so that one endless answer is bounded and learned from while it runs.
 PIECE_ROWS = 512
+# Rows of scores that may wait to be looked at: a vocabulary of numbers each.
+ROWS_AT_ONCE = 16
 # Tokens kept before the first row of a piece. What a longer prompt said earlier is cut off; positions stay true.
 CONTEXT_TOKENS = 1024
 
@@ -89,6 +91,17 @@ class _Row:
     outside_vocabulary: list[torch.Tensor] = field(default_factory=list)
 
 
+@dataclass
+class _Scored:
+    """A row's share of a round, until its scores are looked at: `place` is where in the piece the `rejected` tokens were."""
+
+    state: _Row
+    emitted: int
+    place: int
+    rejected: torch.Tensor
+    scores: torch.Tensor
+
+
 class FeedbackSession:
     """Collects the feedback of one `generate` call; the generation thread calls it.
 
@@ -107,6 +120,7 @@ class FeedbackSession:
                  held_out: list[bool], deliver: Callable[[FeedbackSequence], None], version: Callable[[], int]):  # fmt: skip
         self._temperature, self._top_k, self._vocab_size = temperature, top_k, vocab_size
         self._deliver, self._version = deliver, version
+        self._waiting: list[_Scored] = []
         self._rows = [_Row(prompt.reshape(-1), flag) for prompt, flag in zip(prompts, held_out)]
 
     def observe(self, row: int, proposed: torch.Tensor, accepted: int, next_token: int, scores: torch.Tensor) -> None:
@@ -119,32 +133,50 @@ class FeedbackSession:
             next_token (`int`): the token after them.
             scores (`Tensor` of shape `[m, V]`): the target's processed scores where each emitted token was chosen: m is
                 `accepted + 1`, or `accepted` in a round that a stop cut short. With `n + 1` rows, those of the rejected
-                branch follow (only of use for the discard term).
+                branch follow (only of use for the discard term). Kept for a few rounds; not to be written to.
         """
         state = self._rows[row]
         # The caller may run under inference mode; what is trained on later must not be inference tensors.
         with torch.inference_mode(False), torch.no_grad():
             emitted = min(accepted + 1, scores.shape[0])
-            if scores.shape[1] > self._vocab_size:
-                state.outside_vocabulary.append((scores[:emitted].argmax(dim=-1) >= self._vocab_size).sum())
-            teacher = self._teacher_of(scores)
             tokens = proposed[:accepted].clone()
             if emitted > accepted:
                 tokens = torch.cat([tokens, tokens.new_tensor([next_token])])
             state.tokens.append(tokens)
-            state.teachers.append(TeacherRows(*(part[:emitted] for part in teacher)))
-            if scores.shape[0] > emitted:
-                tail = TeacherRows(*(part[emitted:] for part in teacher))
-                state.branches.append(Branch(state.count + accepted, proposed[accepted:].clone(), tail))
+            rejected = proposed[accepted:].clone()
+            self._waiting.append(_Scored(state, emitted, state.count + accepted, rejected, scores))
         state.count += emitted
-        if state.count >= PIECE_ROWS:
+        is_piece = state.count >= PIECE_ROWS
+        if is_piece or sum(len(scored.scores) for scored in self._waiting) >= ROWS_AT_ONCE:
+            self._take_scores()
+        if is_piece:
             self._hand_over(state)
 
     def end(self) -> None:
         """Hands over what is left."""
+        self._take_scores()
         for state in self._rows:
             if state.count:
                 self._hand_over(state)
+
+    def _take_scores(self) -> None:
+        """Of the scores that wait, keeps what is learned from: once for several rounds and rows, which costs little more
+        than once for one."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            scores = torch.cat([scored.scores for scored in waiting])
+            lengths = [len(scored.scores) for scored in waiting]
+            teachers = zip(*(part.split(lengths) for part in self._teacher_of(scores)))
+            for scored, teacher, own in zip(waiting, teachers, scores.split(lengths)):
+                state, emitted = scored.state, scored.emitted
+                if scores.shape[1] > self._vocab_size:
+                    state.outside_vocabulary.append((own[:emitted].argmax(dim=-1) >= self._vocab_size).sum())
+                state.teachers.append(TeacherRows(*(part[:emitted] for part in teacher)))
+                if len(own) > emitted:
+                    tail = TeacherRows(*(part[emitted:] for part in teacher))
+                    state.branches.append(Branch(scored.place, scored.rejected, tail))
 
     def _teacher_of(self, scores: torch.Tensor) -> TeacherRows:
         scores = scores[:, : self._vocab_size]
