@@ -222,6 +222,8 @@ def page(result, image):
             for event in result["history"]
         ),
         "",
+        "What it costs where nothing can be learned: [unlearnable.md](unlearnable.md).",
+        "",
         "Environment: " + ", ".join(f"{name} {value}" for name, value in result["environment"].items()) + ".",
     ]
     return "\n".join(lines) + "\n"
