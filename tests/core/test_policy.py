@@ -169,6 +169,69 @@ def test_rows_of_a_verify_that_cost_much_shorten_what_is_verified():
         )
 
 
+def test_a_pass_has_to_pay_for_its_row_in_the_verify_too():
+    for row, pays in ((0.0, True), (0.6, False)):  # a gain of 0.7 steps against 0.3 for the pass
+        seen = Estimates()
+        policy = Policy(SaguaroConfig(execution="sync"), seen, can_overlap=False)
+        for _ in range(2):
+            seen.step.add(1.0)
+            seen.draft_pass.add(0.3)
+        verifies(seen, of_1=1.0 + row, of_2=1.0 + 2 * row)
+        assert policy.pass_pays([]) == pays
+
+
+def test_a_fixed_chain_ends_early_where_a_pass_outlasts_four_steps():
+    for draft_pass, goes_on in ((3.9, True), (4.1, False)):
+        seen = Estimates()
+        policy = Policy(SaguaroConfig(num_assistant_tokens=4, execution="sync"), seen, can_overlap=False)
+        for _ in range(2):
+            seen.step.add(1.0)
+            seen.draft_pass.add(draft_pass)
+        assert policy.pass_pays([0.01]) == goes_on
+
+
+def test_whether_a_token_is_verified_depends_on_the_ones_before_it_alone():
+    """Else rejection sampling would see only the tokens that the draft was sure of."""
+    seen = Estimates()
+    policy = Policy(SaguaroConfig(execution="sync"), seen, can_overlap=False)
+    seen.step.add(1.0)
+    verifies(seen, of_1=1.3, of_2=1.6, of_3=1.9)
+    assert policy.worth_verifying([0.9, 0.01, 0.9]) == policy.worth_verifying([0.9, 0.01]) == 2
+
+
+def test_copies_are_as_long_as_their_rows_are_worth():
+    for row, count in ((0.0, 4), (0.2, 1), (0.5, 0)):  # copies are right three times in ten
+        seen = Estimates()
+        policy = Policy(SaguaroConfig(execution="sync"), seen, can_overlap=False)
+        seen.step.add(1.0)
+        verifies(seen, of_4=1.0 + 4 * row)
+        assert policy.worth_copying(4) == count
+
+
+def test_what_lies_behind_a_rejection_tells_nothing():
+    seen = Estimates()
+    before = seen.accept_rates(4)
+    for _ in range(10):
+        seen.saw_chain(4, 1, [0.95, 0.55, 0.55, 0.55], copied=False)
+    after = seen.accept_rates(4)
+    assert after[0] > before[0] and after[1] < before[1] and after[2:] == before[2:]
+    assert seen.calibrated(0.95) > 0.9 and seen.calibrated(0.55) < 0.2
+
+
+def test_a_chain_left_over_from_another_mode_is_no_plain_step():
+    seen = Estimates()
+    policy = Policy(SaguaroConfig(), seen, can_overlap=False)
+    proposal = Proposal(torch.zeros(1, 2, dtype=torch.long), [2], None, [False], [False], ["draft"], [[0.5, 0.5]])
+    policy.saw_round(RoundPlan("autoregressive", 0, [0]), proposal, {0: 2}, seconds=9.0, verify_seconds=9.0, tokens=3.0)
+    assert seen.step.value is None
+
+
+def test_plain_steps_are_measured_now_and_then():
+    """The unit of all other measurements, at under one round in a hundred."""
+    modes = Machine(draft_pass=0.02, acceptance=0.9, can_overlap=False).play(1500).modes[100:]
+    assert 1 <= modes.count("autoregressive") < 0.01 * len(modes)
+
+
 def test_a_step_in_the_cost_of_rows_is_where_chains_end():
     """Three draft tokens cost nothing, the fourth as much as two steps."""
     seen = Estimates()
@@ -230,12 +293,15 @@ def test_theorem_17_switches_with_the_batch():
 
 
 def test_the_threshold_is_the_formulas():
-    hit, cost = 0.8, 4 * 0.12
-    e_draft, e_copy = theory.expected_tokens([0.7] * 4), theory.expected_tokens([0.02] * 4)
-    for rows in (2, 4, 8, 16):
-        drafted = theory.ssd_speedup(hit, e_draft, e_draft, 5 * 0.12, cost, rows)
-        copied = theory.ssd_speedup(hit, e_draft, e_copy, 5 * 0.12, 0.0, rows)
-        assert backs_up_with_the_draft(rows, hit, 0.7, 0.02, 0.12) == (drafted >= copied)
+    hit, e_draft, e_copy = 0.8, theory.expected_tokens([0.7] * 4), theory.expected_tokens([0.02] * 4)
+    taken = set()
+    for pass_seconds in (0.02, 0.12):
+        for rows in (2, 4, 8, 16):
+            drafted = theory.ssd_speedup(hit, e_draft, e_draft, 5 * pass_seconds, 4 * pass_seconds, rows)
+            copied = theory.ssd_speedup(hit, e_draft, e_copy, 5 * pass_seconds, 0.0, rows)
+            assert backs_up_with_the_draft(rows, hit, 0.7, 0.02, pass_seconds) == (drafted >= copied)
+            taken.add(drafted >= copied)
+    assert taken == {True, False}
 
 
 @pytest.mark.parametrize("t, expected", [(0.3, 1.19), (0.5, 1.30), (0.7, 1.41), (0.9, 1.50)])
