@@ -139,10 +139,15 @@ def text(way: Way, prompt=PROMPT, target=TARGET, draft=DRAFT, **kwargs) -> Any:
 # Batches and stopping
 
 
+def ragged() -> tuple[torch.Tensor, torch.Tensor]:
+    mask = torch.ones(3, 9, dtype=torch.long)
+    mask[0, :5] = mask[1, :2] = 0
+    return ids(rows=3), mask
+
+
 @feature("batch, left-padded")
 def batch(way: Way):
-    prompt, mask = ids(rows=3), torch.ones(3, 9, dtype=torch.long)
-    mask[0, :5] = mask[1, :2] = 0
+    prompt, mask = ragged()
     return text(way, prompt, attention_mask=mask, eos_token_id=[5, 17, 33])
 
 
@@ -257,6 +262,14 @@ class BansWhatItSaw(transformers.LogitsProcessor):
 def stateful_processor(way: Way):
     processor = BansWhatItSaw()
     return text(way, logits_processor=transformers.LogitsProcessorList([processor])), processor.prefixes
+
+
+@feature("user's processor with a state, in a batch")
+def stateful_processor_in_a_batch(way: Way):
+    processor = BansWhatItSaw()
+    prompt, mask = ragged()
+    out = text(way, prompt, attention_mask=mask, logits_processor=transformers.LogitsProcessorList([processor]))
+    return out, processor.prefixes
 
 
 @feature("`guidance_scale`")
