@@ -26,7 +26,7 @@ ARMS = ("plain", "stock", "saguaro", "sync", "async")
 MEASURED_SECONDS = 150
 FEWEST_PROMPTS = 2
 # Fewer than `bench` takes: all arms on the fewest prompts must fit into minutes on a slow machine, too.
-TOKENS = 48
+TOKENS = 40
 _WARM_UP_TOKENS = 8
 
 
