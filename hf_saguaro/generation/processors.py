@@ -117,7 +117,7 @@ def _process_rows(processors: LogitsProcessorList, ids: torch.Tensor | None, sco
     """Row-wise processors on `[R, V]`.
 
     Where a top-k filter comes before top-p and min-p, those are given what it kept: they sort k numbers a row, not V. On
-    a GPU, where sorting costs less than the read that this takes, all is left as it is.
+    another device the look for ties would be one more read by the host, so all is left as it is.
     """
     for index, processor in enumerate(processors):
         if scores.device.type == "cpu" and _narrows_first(processors[index:]):
