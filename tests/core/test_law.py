@@ -12,6 +12,7 @@ import itertools
 import pytest
 import torch
 from scipy.stats import chisquare
+from transformers import LogitsProcessor, LogitsProcessorList
 
 import hf_saguaro
 from hf_saguaro import SaguaroConfig
@@ -35,7 +36,7 @@ def pair():
 def law(pair):
     """P(first three tokens), by enumeration through the stock processors."""
     target, _ = pair
-    from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
+    from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 
     warp = LogitsProcessorList([TemperatureLogitsWarper(WARP["temperature"]), TopPLogitsWarper(WARP["top_p"])])
     probabilities = {}
@@ -48,14 +49,14 @@ def law(pair):
     return probabilities
 
 
-def sample(pair, config):
+def sample(pair, config, **kwargs):
     """`[DRAWS, 3]` tokens, and the stats of the last batch."""
     target, draft = pair
     drawn = []
     for start in range(DRAWS // BATCH):
         fields = {**config, "seed": 1000 + start}
         out = target.generate(PROMPT, max_new_tokens=5, do_sample=True, num_return_sequences=BATCH, assistant_model=draft,
-                              top_k=0, speculation=SaguaroConfig(**fields), **WARP)  # fmt: skip
+                              top_k=0, speculation=SaguaroConfig(**fields), **WARP, **kwargs)  # fmt: skip
         drawn.append(out[:, 3:6])
     return torch.cat(drawn), hf_saguaro.last_stats(target)
 
@@ -117,6 +118,20 @@ def test_saguaro_sampling_follows_the_targets_law(pair, law, bias):
     config = {**PATHS["hits"], "verification": "rejection", "cache_bias": bias}
     drawn, _ = sample(pair, config)
     assert min(p_values(drawn, law).values()) > 1e-3
+
+
+def test_rows_held_in_step_follow_the_targets_law(pair, law):
+    """A user's processor in a batch: a row that could have gone on proposes the rest again, with the same numbers."""
+
+    class Watcher(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            return scores
+
+    drawn, stats = sample(
+        pair, {**PATHS["sync"], "verification": "rejection"}, logits_processor=LogitsProcessorList([Watcher()])
+    )
+    assert min(p_values(drawn, law).values()) > 1e-3
+    assert stats.accepted_tokens > 0
 
 
 def test_control_the_drafts_law_is_not_the_targets(pair, law):
