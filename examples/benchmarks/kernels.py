@@ -79,6 +79,12 @@ def make_cases(arguments):
             keyed,
             (K + 1) * row_bytes,
         ),
+        "the same, top-k 50, top-p 0.9, min-p 0.05": (
+            kernels.coupled_verification,
+            (target, proposals, lengths),
+            keyed | {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "min_p": 0.05},
+            (K + 1) * row_bytes,
+        ),
         "rejection verification": (
             kernels.rejection_verification,
             (target, draft, proposals, lengths),

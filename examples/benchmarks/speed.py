@@ -116,13 +116,13 @@ def arms_page(result, settings):
         best = max(
             (arm["ratio_to_plain"], name)
             for name, arm in arms.items()
-            if not name.startswith(("saguaro", "sync", "async"))
+            if not name.startswith(("plain", "saguaro", "sync", "async"))
         )
         ours = arms["saguaro"]["ratio_to_plain"]
         parts += [
             f"### {dtype}",
             f"```\n{report.table(arms)}\n```",
-            f"The default is {ours:.2f} times plain and {ours / best[0]:.2f} times the best other arm ({best[1]}, {best[0]:.2f}); "
+            f"The default is {ours:.2f} times plain and {ours / best[0]:.2f} times the best stock or peer arm ({best[1]}, {best[0]:.2f}); "
             f"it ran {_counted(arms['saguaro']['stats']['execution'])}.",
             f"```\n{report.time_table(arms)}\n```",
         ]

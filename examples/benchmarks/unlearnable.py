@@ -1,12 +1,13 @@
 # Copyright 2026 The hf_saguaro authors. SPDX-License-Identifier: Apache-2.0
-"""What adaptation costs where there is nothing to learn: one stream with adaptation off, on, and off again.
+"""What adaptation costs where there is nothing to learn: one stream with adaptation off, on, and off again, in turns.
 
     python examples/benchmarks/unlearnable.py      # writes unlearnable.md and .json
 
 The target answers at random: its scores are replaced by ones that a hash of the text so far draws, so no draft can
-foresee them and no training helps. Both models sleep for as long as their passes should take (`sleeping.py`), so that
-the engine, the feedback and the trainer on the host are what is timed, and not what else the machine does. All settings
-are the defaults; the trainer runs in the background, as it does for a user.
+foresee them and no training helps. Two machines: on a simulated accelerator both models sleep for as long as their
+passes should take (`sleeping.py`), so that the engine, the feedback and the trainer on the host are what is timed; on
+the CPU target, draft and trainer share the cores, and it needs a quiet machine. All settings are the defaults; the
+trainer runs in the background, as it does for a user, and is paused where adaptation is off.
 """
 
 import argparse
@@ -25,16 +26,21 @@ from hf_saguaro import OnlineAdapter, SaguaroConfig
 from hf_saguaro.cli.environment import environment
 
 
-VOCAB, HIDDEN = 16384, 256
+VOCAB = 16384
+# Layers of target and draft, their width, and the seconds that their passes take where they sleep.
+MACHINES = {
+    "simulated accelerator": {"layers": (2, 1), "hidden": 256, "sleeps": (0.03, 0.006)},
+    "CPU": {"layers": (16, 2), "hidden": 512, "sleeps": None},
+}
 
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--verify", type=float, default=0.03, help="seconds of the target's pass (default: 0.03)")
-    parser.add_argument("--draft-pass", type=float, default=0.006, help="seconds of the draft's (default: 0.006)")
+    parser.add_argument("--machines", default=",".join(MACHINES), help="which of them (default: all)")
     parser.add_argument("--prompt-tokens", type=int, default=32, help="tokens of a prompt (default: 32)")
     parser.add_argument("--tokens", type=int, default=64, help="new tokens a prompt (default: 64)")
-    parser.add_argument("--count", type=int, default=60, help="prompts with adaptation on, and off (default: 60)")
+    parser.add_argument("--turns", type=int, default=3, help="times that adaptation is switched on (default: 3)")
+    parser.add_argument("--count", type=int, default=30, help="prompts of a turn (default: 30)")
     parser.add_argument("--output", type=Path, default=Path(__file__).with_suffix(".md"))
     return parser.parse_args()
 
@@ -47,15 +53,18 @@ class AnswersAtRandom(LogitsProcessor):
         return torch.randn(scores.shape, generator=torch.Generator().manual_seed(seed)) * 4
 
 
-def model(layers, seed):
+def model(layers, hidden, seed):
     torch.manual_seed(seed)
-    sizes = dict(hidden_size=HIDDEN, intermediate_size=4 * HIDDEN, num_attention_heads=8, num_key_value_heads=4)
+    sizes = dict(hidden_size=hidden, intermediate_size=4 * hidden, num_attention_heads=8, num_key_value_heads=4)
     config = LlamaConfig(vocab_size=VOCAB, num_hidden_layers=layers, bos_token_id=None, eos_token_id=None, **sizes)
     return LlamaForCausalLM(config).eval()
 
 
-def run(arguments):
-    target, draft = sleeping(model(2, seed=0), arguments.verify), sleeping(model(1, seed=1), arguments.draft_pass)
+def run(machine, arguments):
+    pair = [model(layers, machine["hidden"], seed) for seed, layers in enumerate(machine["layers"])]
+    if machine["sleeps"]:
+        pair = [sleeping(*each) for each in zip(pair, machine["sleeps"])]
+    target, draft = pair
     generator = torch.Generator().manual_seed(0)
 
     def serve(adaptation=None):
@@ -78,56 +87,68 @@ def run(arguments):
 
         for _ in range(5):  # warm-up
             serve()
+        for turn in range(arguments.turns):
+            block(arguments.count if turn else arguments.count // 2, "off")
+            adapter.resume()
+            block(arguments.count, "on")
+            adapter.pause()
+            while adapter.metrics()["trainer"] == "training":  # its last step; belongs to no arm
+                serve()
         block(arguments.count // 2, "off")
-        block(arguments.count, "on")
-        adapter.pause()
-        while adapter.metrics()["trainer"] == "training":  # its last step; belongs to no arm
-            serve()
-        block(arguments.count - arguments.count // 2, "off")
-        return {
-            "environment": environment(target.device),
-            "settings": {name: value for name, value in vars(arguments).items() if name != "output"},
-            "blocks": blocks,
-            "history": adapter.history(),
-            "metrics": adapter.metrics(),
-        }  # fmt: skip
+        return {"machine": machine, "blocks": blocks, "history": adapter.history(), "metrics": adapter.metrics()}
 
 
-def page(result):
-    settings, metrics = result["settings"], result["metrics"]
-    blocks = {arm: [block["seconds"] for block in result["blocks"] if block["arm"] == arm] for arm in ("off", "on")}
-    seconds = {arm: [value for block in parts for value in block] for arm, parts in blocks.items()}
-    mean = {arm: statistics.fmean(values) for arm, values in seconds.items()}
-    first, last = (statistics.fmean(part) for part in blocks["off"])
-    drift = last / first - 1
-    lines = [
-        "# Adaptation where there is nothing to learn",
+def table(name, result):
+    machine, blocks, metrics = result["machine"], result["blocks"], result["metrics"]
+    mean = {
+        arm: statistics.fmean(s for block in blocks if block["arm"] == arm for s in block["seconds"])
+        for arm in ("off", "on")
+    }
+    # Each turn beside the blocks around it, so that a machine that grows slower is no cost of adaptation.
+    turns = [
+        statistics.fmean(on["seconds"]) / statistics.fmean([statistics.fmean(before["seconds"]), statistics.fmean(after["seconds"])]) - 1
+        for before, on, after in zip(blocks[::2], blocks[1::2], blocks[2::2])
+    ]  # fmt: skip
+    passes = "computes with all threads; the trainer takes its time from one of them"
+    if machine["sleeps"]:
+        passes = "takes {:g} s, one of the draft {:g} s, and neither a core; training runs on the host's".format(
+            *machine["sleeps"]
+        )
+    return [
+        f"## {name}",
         "",
-        "A target that answers at random (a hash of the text draws its scores), on a simulated accelerator: a pass of the "
-        f"target takes {settings['verify']:g} s, one of the draft {settings['draft_pass']:g} s, and neither a core. Training runs "
-        f"on the host's ({VOCAB} tokens, hidden size {HIDDEN}). {settings['tokens']} new tokens a prompt, everything at its "
-        f"defaults: {settings['count'] // 2} prompts with adaptation off, {settings['count']} with it on, and the rest off. Made by "
-        "`examples/benchmarks/unlearnable.py`.",
-        "",
-        "| adaptation | prompts | seconds a prompt, mean | median |",
-        "|---|---|---|---|",
-        *(
-            f"| {arm} | {len(seconds[arm])} | {mean[arm]:.3f} | {statistics.median(seconds[arm]):.3f} |"
-            for arm in ("off", "on")
-        ),
-        "",
-        f"On against off: {mean['on'] / mean['off'] - 1:+.1%}; the last off block against the first: {drift:+.1%}. "
+        f"A pass of the target {passes} ({' and '.join(map(str, machine['layers']))} layers, hidden size {machine['hidden']}, "
+        f"{VOCAB} tokens). A prompt takes {mean['off']:.3f} s with adaptation off and {mean['on']:.3f} s with it on: "
+        f"**{statistics.fmean(turns):+.1%}** (turns, each beside the blocks around it: {', '.join(f'{turn:+.1%}' for turn in turns)}). "
         f"{metrics['published']} publications, {metrics['refused']} candidates refused, {metrics['steps']} optimizer steps in "
         f"{metrics['train_seconds']:.1f} s of the trainer's own thread, {metrics['rows']} rows of feedback.",
         "",
-        "Environment: " + ", ".join(f"{name} {value}" for name, value in result["environment"].items()) + ".",
     ]  # fmt: skip
+
+
+def page(result):
+    settings = result["settings"]
+    lines = [
+        "# Adaptation where there is nothing to learn",
+        "",
+        f"A target that answers at random (a hash of the text draws its scores), {settings['tokens']} new tokens a prompt, everything "
+        f"at its defaults. Adaptation is switched on {settings['turns']} times for {settings['count']} prompts; as many run with it "
+        "off, before, between and after. Made by `examples/benchmarks/unlearnable.py`.",
+        "",
+    ]  # fmt: skip
+    for name, part in result["machines"].items():
+        lines += table(name, part)
+    lines.append("Environment: " + ", ".join(f"{name} {value}" for name, value in result["environment"].items()) + ".")
     return "\n".join(lines) + "\n"
 
 
 def main():
     arguments = parse_arguments()
-    result = run(arguments)
+    result = {
+        "environment": environment(torch.device("cpu")),
+        "settings": {name: value for name, value in vars(arguments).items() if name != "output"},
+        "machines": {name: run(MACHINES[name], arguments) for name in arguments.machines.split(",")},
+    }
     arguments.output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
     arguments.output.write_text(page(result))
     print(f"written: {arguments.output}")

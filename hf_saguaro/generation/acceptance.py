@@ -94,6 +94,7 @@ class CoupledVerification:
     """Keyed noise on both sides; `seed=None` is greedy decoding."""
 
     needs_scores = False
+    takes_filters = True  # top-k and the like, where the kernels run in Triton
 
     def __init__(self, seed: int | None, vocab_size: int, device: torch.device):
         self.seed = None if seed is None else seed & _SEED_MASK
@@ -115,27 +116,30 @@ class CoupledVerification:
         noise = self.noise or KeyedNoise(self.seed, scores.shape[-1])
         return scores + noise(rows, positions).to(scores.device)
 
-    def verify(self, scores: torch.Tensor, proposal: Proposal, rows: list[int], positions: list[int]):
+    def verify(self, scores: torch.Tensor, proposal: Proposal, rows: list[int], positions: list[int],
+               filters: dict[str, float] | None = None):  # fmt: skip
         """Accept lengths and next tokens of a block.
 
         Args:
             scores (`Tensor` of shape `[R, K + 1, V]`): the target's processed scores.
             rows, positions (`list[int]`): row index, and the position of each row's first choice.
+            filters (`dict[str, float]`, *optional*): what the kernel is to do to scores that are not processed yet.
 
         Returns:
             Two `Tensor` of shape `[R]`, int64.
         """
-        return self._verify(scores, proposal.tokens, proposal.lengths, rows, positions)
+        return self._verify(scores, proposal.tokens, proposal.lengths, rows, positions, filters)
 
-    def _verify(self, scores, tokens, lengths, rows, positions):
+    def _verify(self, scores, tokens, lengths, rows, positions, filters=None):
         lengths = torch.tensor(lengths, device=scores.device)
+        filters = filters or {}
         if self.seed is None:
-            return kernels.coupled_verification(scores, tokens, lengths)[:2]
-        if self.noise is None:
+            return kernels.coupled_verification(scores, tokens, lengths, **filters)[:2]
+        if self.noise is None or kernels.uses_triton(scores):
             row, position = (torch.tensor(values, device=scores.device) for values in (rows, positions))
-            return kernels.coupled_verification(scores, tokens, lengths, seed=self.seed, rows=row, positions=position)[
-                :2
-            ]
+            return kernels.coupled_verification(
+                scores, tokens, lengths, seed=self.seed, rows=row, positions=position, **filters
+            )[:2]
         width = scores.shape[1]
         flat = [(row, start + j) for row, start in zip(rows, positions) for j in range(width)]
         noise = self.noise(*map(list, zip(*flat))).view(len(rows), width, -1).to(scores.device)
@@ -150,6 +154,7 @@ class RejectionVerification:
     """The paper's verification; `cache_bias` below 1 is Saguaro sampling (section 4.2)."""
 
     needs_scores = True
+    takes_filters = False
 
     def __init__(self, seed: int, vocab_size: int, cache_bias: float = 1.0, fan_out: int = 0):
         # Three independent streams: what the draft draws, what the accept tests see, what the target draws.

@@ -69,7 +69,7 @@ class RoundLoop:
         self.stats.decode_seconds = time.perf_counter() - began
 
     def _round(self, proposal: Proposal, plan: RoundPlan) -> tuple[Proposal, Outcome]:
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.process_time()
         if self.sink is not None:
             self._learn(self.sink.before_round)
         prepared = self._prepare(proposal, plan)
@@ -83,7 +83,9 @@ class RoundLoop:
         if outcome.rows:
             next_proposal = self._next_proposal(prepared, proposal, outcome, plan)
         self._feed_back(proposal, emitted)
-        self._record(proposal, next_proposal, emitted, plan, verified - began, time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        cores = (time.process_time() - cpu_began) / seconds
+        self._record(proposal, next_proposal, emitted, plan, verified - began, seconds, cores)
         self.transcript.stream()
         return next_proposal, outcome
 
@@ -207,7 +209,7 @@ class RoundLoop:
     # What a round leaves behind
 
     def _record(self, proposal: Proposal, next_proposal: Proposal, emitted: dict[int, list[Decision]],
-                plan: RoundPlan, verify_seconds: float, seconds: float) -> None:  # fmt: skip
+                plan: RoundPlan, verify_seconds: float, seconds: float, cores: float) -> None:  # fmt: skip
         rows = list(emitted)
         accepted = {row: sum(decision.accepted for decision in decisions) for row, decisions in emitted.items()}
         tokens = sum(map(len, emitted.values()))
@@ -228,6 +230,7 @@ class RoundLoop:
             seconds=seconds,
             verify_seconds=verify_seconds,
             tokens=tokens / len(rows),
+            cores=cores,
         )
 
     def _feed_back(self, proposal: Proposal, emitted: dict[int, list[Decision]]) -> None:

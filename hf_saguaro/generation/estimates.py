@@ -18,8 +18,13 @@ _DECAY = 0.1
 _FADE = 0.05
 _BINS = 10
 _REMEMBERED = 9
+# Of what the machine's present speed is read from: it may change within seconds.
+_PRESENT = 3
 # Verifies of one width from which on its time is believed.
 _SETTLED = 3
+# What tokens of all depths say about one depth counts as much as this many of that depth: two unlucky ones at the second
+# place would else end chains there for good, since a depth that is not drafted is not measured.
+_POOLED = 4.0
 
 
 class Average:
@@ -38,29 +43,50 @@ class Average:
         self.value = value if self.value is None else self.value + share * (value - self.value)
 
 
+class Acceptance:
+    """How often draft tokens are accepted, by their depth in the chain.
+
+    Args:
+        prior (`float`): what is believed before anything was seen.
+    """
+
+    def __init__(self, prior: float):
+        self._any = Average(prior, 1.0)
+        self._at = [Average() for _ in range(MAX_DRAFT_TOKENS)]
+
+    def add(self, depth: int, accepted: bool) -> None:
+        self._any.add(accepted)
+        self._at[depth].add(accepted)
+
+    def rate(self, depth: int) -> float:
+        own = self._at[depth]
+        weight = min(own.weight, 1 / _DECAY)
+        return (_POOLED * self._any.value + weight * (own.value or 0.0)) / (_POOLED + weight)
+
+
 class Rate:
-    """Seconds a token over the last rounds, as a ratio of fading sums: the mean of each round's ratio would count the
-    rounds with few tokens most."""
+    """Time a token over the last rounds, as a ratio of fading sums: the mean of each round's ratio would count the rounds
+    with few tokens most."""
 
     def __init__(self) -> None:
-        self._seconds = self._tokens = 0.0
+        self._time = self._tokens = 0.0
         self.weight = 0
 
-    def add(self, seconds: float, tokens: float) -> None:
+    def add(self, time: float, tokens: float) -> None:
         self.weight += 1
-        self._seconds += seconds - _FADE * self._seconds
+        self._time += time - _FADE * self._time
         self._tokens += tokens - _FADE * self._tokens
 
     @property
     def value(self) -> float:
-        return self._seconds / self._tokens
+        return self._time / self._tokens
 
 
 class Typical:
     """The median of the last values: a cold first pass, or a moment when the machine was busy elsewhere, is no news."""
 
-    def __init__(self) -> None:
-        self._last: deque[float] = deque(maxlen=_REMEMBERED)
+    def __init__(self, remembered: int = _REMEMBERED) -> None:
+        self._last: deque[float] = deque(maxlen=remembered)
 
     def add(self, value: float) -> None:
         self._last.append(value)
@@ -77,14 +103,16 @@ class Typical:
 
 
 class Estimates:
-    """All times are in seconds.
+    """Times are in seconds, or in plain steps: what was measured a while ago may only be compared with the present in
+    proportion to what a step took then, since machines do not keep their speed.
 
     Attributes:
         prefill: the target's last reading of a prompt.
-        step: a plain decoding step.
-        verify, token: a verify and an emitted token, by execution.
+        step, cores: a plain decoding step at present, and the cores that it kept busy.
+        verify: a verify, by execution.
+        token: an emitted token, by execution, in steps.
         seconds, lost: of all rounds, and what the tries of an execution cost beyond the best one, by execution.
-        verify_of: a verify that nothing runs beside, by draft tokens in it.
+        verify_of: a verify that nothing runs beside, by draft tokens in it, in steps.
         draft_pass, tree_pass: one narrow draft pass, and one pass of glue or tree beside the target.
         hit_rate: of rows in overlapped rounds.
         drafted, copied: acceptance by depth of drafted tokens and of n-gram copies.
@@ -93,7 +121,7 @@ class Estimates:
 
     def __init__(self) -> None:
         self.prefill: float | None = None
-        self.step = Typical()
+        self.step, self.cores = Typical(_PRESENT), Typical()
         self.verify: dict[str, Typical] = {}
         self.token: dict[str, Rate] = {}
         self.seconds = 0.0
@@ -102,8 +130,7 @@ class Estimates:
         self.draft_pass = Typical()
         self.tree_pass = Typical()
         self.hit_rate = Average(0.6, 1.0)
-        self.drafted = [Average(0.7, 1.0) for _ in range(MAX_DRAFT_TOKENS)]
-        self.copied = [Average(0.3, 1.0) for _ in range(MAX_DRAFT_TOKENS)]
+        self.drafted, self.copied = Acceptance(0.7), Acceptance(0.3)
         self.by_confidence = [Average((i + 0.5) / _BINS, 2.0) for i in range(_BINS)]
 
     def step_seconds(self) -> float | None:
@@ -121,21 +148,18 @@ class Estimates:
 
     def extra_seconds(self, width: int) -> float | None:
         """What `width` draft tokens add to a verify, from the nearest widths that were measured: kernels have steps, so
-        the fourth token may cost nothing and the fifth as much as a verify. `None` until it was seen."""
+        the fourth token may cost nothing and the fifth as much as a verify. Beyond the widest, in proportion. `None`
+        until it was seen."""
         step = self.step.value
         known = [(w, typical.value) for w, typical in sorted(self.verify_of.items()) if typical.weight >= _SETTLED]
         if step is None or not known:
             return None
-        extra = [(0, 0.0), *((w, max(seconds - step, 0.0)) for w, seconds in known)]
+        extra = [(0, 0.0), *((w, max(steps - 1.0, 0.0) * step) for w, steps in known)]
         for (below, low), (above, high) in itertools.pairwise(extra):
             if width <= above:
                 return low + (high - low) * (width - below) / (above - below)
-        return extra[-1][1]  # hope, until a wider one was tried
-
-    def row_seconds(self, width: int) -> float | None:
-        """What the `width`-th draft token adds to a verify."""
-        extra = self.extra_seconds(width)
-        return None if extra is None else max(extra - self.extra_seconds(width - 1), 0.0)
+        widest, seconds = extra[-1]
+        return seconds * width / widest
 
     def seconds_per_token(self) -> float:
         """What a token costs at present: the price that an accepted draft token saves."""
@@ -144,23 +168,39 @@ class Estimates:
 
     def token_seconds(self) -> dict[str, float]:
         """The same by execution, of those that were seen more than once."""
-        costs = {mode: rate.value for mode, rate in list(self.token.items()) if rate.weight >= 2}
-        return costs if self.step.value is None else {"autoregressive": self.step.value, **costs}
+        step = self.step.value
+        if step is None:
+            return {}
+        costs = {mode: rate.value * step for mode, rate in list(self.token.items()) if rate.weight >= 2}
+        return {"autoregressive": step, **costs}
 
     def accept_rates(self, depth: int, copied: bool = False) -> list[float]:
         """Acceptance of the 1st, 2nd .. token of a chain, given that the ones before were accepted."""
-        rates = self.copied if copied else self.drafted
-        return [min(max(rate.value, 0.02), 0.98) for rate in rates[:depth]]
+        kind = self.copied if copied else self.drafted
+        return [min(max(kind.rate(place), 0.02), 0.98) for place in range(min(depth, MAX_DRAFT_TOKENS))]
 
     def calibrated(self, confidence: float) -> float:
         """How often tokens of such confidence were accepted."""
         return self.by_confidence[_bin(confidence)].value
 
+    def saw_verify(self, width: int, seconds: float) -> None:
+        """Takes in a verify of `width` draft tokens that nothing ran beside; one of none is a plain step."""
+        step, steps = self.step.value, 1.0
+        if width:
+            if step is None:
+                return
+            typical = self.verify_of.setdefault(width, Typical())
+            typical.add(seconds / step)
+            if typical.weight < _SETTLED:
+                return
+            steps = typical.value
+        self.step.add(seconds / steps)
+
     def saw_chain(self, length: int, accepted: int, confidence: list[float], copied: bool) -> None:
         """Takes in what became of a chain of `length` tokens; what lies behind the first rejection tells nothing."""
-        rates = self.copied if copied else self.drafted
+        kind = self.copied if copied else self.drafted
         for depth in range(min(accepted + 1, length)):
-            rates[depth].add(depth < accepted)
+            kind.add(depth, depth < accepted)
             if confidence:
                 self.by_confidence[_bin(confidence[depth])].add(depth < accepted)
 

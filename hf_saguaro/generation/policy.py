@@ -2,12 +2,13 @@
 """What the next round should be, decided from what earlier rounds measured. Nothing here can change the text.
 
 The rule is Theorem 7 (theory.py) on moving estimates (estimates.py). Within a round it comes down to one question,
-asked before every further draft token: is the chance that the token is accepted, times what a token costs at present,
-worth the draft pass and the extra row in the verify?
+asked before every further draft token: are the chances that it and the next ones are accepted, times what a token costs
+at present, worth the draft passes and the extra rows in the verify?
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ..config import SaguaroConfig
@@ -19,9 +20,14 @@ from .fan_out import allocate
 
 AUTO_DRAFT_TOKENS = 8
 AUTO_FAN_OUT = 3
-# Tries of modes that are not the best so far: rounds in a row, what they may cost at first, and their share of all time;
+# Tries of a mode that is not the best so far: rounds in a row, what they may cost at first, and their share of all time;
 # and the share of plain steps that only measure.
-_TRIAL_ROUNDS, _FREE_STEPS, _TRIAL_SHARE, _STEP_SHARE = 2, 3, 0.015, 0.005
+_TRIAL_ROUNDS, _FREE_STEPS, _TRIAL_SHARE, _STEP_SHARE = 2, 3, 0.01, 0.005
+# Draft tokens of a round that tries turns: without any it would try nothing. And those of a copy, as long as nothing is
+# known about what they cost.
+_TRIED_TOKENS, _UNMEASURED_COPY = 2, 3
+# Share of the cores that a plain step may keep busy if the draft is to run beside it.
+_BUSY = 0.6
 # Rows of overlapped rounds from which on their hit rate is believed.
 _SEEN_ROWS = 4
 
@@ -46,13 +52,15 @@ class Policy:
         config (`SaguaroConfig`): what the user fixed stays fixed.
         estimates (`Estimates`): of this pair of models.
         can_overlap (`bool`): whether the draft has hardware to run on beside the target.
+        cores (`int`, *optional*): where that is the cores that the target computes on, their number.
     """
 
-    def __init__(self, config: SaguaroConfig, estimates: Estimates, can_overlap: bool):
-        self.config, self.estimates = config, estimates
+    def __init__(self, config: SaguaroConfig, estimates: Estimates, can_overlap: bool, cores: int | None = None):
+        self.config, self.estimates, self._cores = config, estimates, cores
         self._modes = ("sync", "async") if can_overlap else ("sync",)
         self._fixed_depth = None if config.num_assistant_tokens == "auto" else config.num_assistant_tokens
         self._trial = "autoregressive", 0  # the mode that is being tried, and for how many rounds more
+        self._least_tokens = 0  # of the chain that is made in this round
 
     @property
     def may_overlap(self) -> bool:
@@ -81,35 +89,48 @@ class Policy:
         return RoundPlan(execution, min(wanted, room - 1), rows)
 
     def _best_execution(self) -> str:
-        seen = self.estimates
+        seen, self._least_tokens = self.estimates, 0
         if seen.step.value is None:
             return "autoregressive"  # one plain step first: the unit that everything else is measured in
         mode, rounds = self._trial
         if rounds:
-            self._trial = mode, rounds - 1
-            return mode
+            return self._try(mode, rounds)
         costs = seen.token_seconds()
         best = min((mode for mode in costs if mode in (*self._modes, "autoregressive")), key=costs.get)
-        tried = min(
-            (mode for mode in self._modes if mode != best), key=lambda mode: seen.lost.get(mode, 0.0), default=best
-        )
-        if tried != best and (tried not in costs or self._affords_a_try(best)):
-            self._trial = tried, _TRIAL_ROUNDS - 1
-            return tried
+        others = [mode for mode in self._modes if mode != best and self._affords_a_try(mode, is_new=mode not in costs)]
+        if others:
+            return self._try(min(others, key=lambda mode: seen.lost.get(mode, 0.0)), _TRIAL_ROUNDS)
         lost = seen.lost.get("autoregressive", 0.0)
         if best != "autoregressive" and lost + seen.step.value < _STEP_SHARE * seen.seconds:
             return "autoregressive"  # the unit again
         return best
 
-    def _affords_a_try(self, best: str) -> bool:
-        """Whether modes that are not the best so far get more tries: texts change, and a few rounds tell little.
+    def _try(self, mode: str, rounds: int) -> str:
+        self._trial = mode, rounds - 1
+        self._least_tokens = _TRIED_TOKENS if mode == "sync" else 0
+        return mode
 
-        Their tries may cost some steps to begin with, and a small share of all time after that. So a mode that is nearly
-        as good is tried at length, one that is far behind hardly ever.
+    def _affords_a_try(self, mode: str, is_new: bool) -> bool:
+        """Whether a mode that is not the best so far gets another try: texts change, and a few rounds tell little.
+
+        Its tries may cost some steps to begin with, and a small share of all time after that. So a mode that is nearly
+        as good is tried at length, one that is far behind hardly ever. Nothing is free where the draft would take its
+        cores from the target.
         """
         seen = self.estimates
-        lost = sum(seen.lost.get(mode, 0.0) for mode in self._modes if mode != best)
-        return lost + seen.step.value < _FREE_STEPS * seen.step.value + _TRIAL_SHARE * seen.seconds
+        if mode == "async" and not self._finds_cores:
+            free, is_new = 0, False
+        else:
+            free = _FREE_STEPS
+        return (
+            is_new or seen.lost.get(mode, 0.0) + seen.step.value < free * seen.step.value + _TRIAL_SHARE * seen.seconds
+        )
+
+    @property
+    def _finds_cores(self) -> bool:
+        """Whether the target leaves the draft a place to run."""
+        busy = self.estimates.cores.value
+        return self._cores is None or busy is None or busy < _BUSY * self._cores
 
     def _tree_depth(self) -> int:
         """The depth of tree that Theorem 7 puts first, on measured times."""
@@ -173,11 +194,11 @@ class Policy:
         """
         seen = self.estimates
         seconds = seen.pass_seconds()
-        if seconds is None or seen.step_seconds() is None:
+        if seconds is None or seen.step_seconds() is None or len(confidence) < self._least_tokens:
             return True
         if self._fixed_depth is not None:
             return seconds < 4 * seen.step_seconds()
-        return self._gain(confidence) > seconds + (seen.row_seconds(len(confidence) + 1) or 0.0)
+        return self._going_on_pays(confidence, AUTO_DRAFT_TOKENS, seconds)
 
     def worth_verifying(self, confidence: list[float]) -> int:
         """How much of a chain that is there already is worth its rows in the verify.
@@ -188,30 +209,39 @@ class Policy:
         seen = self.estimates
         if self._fixed_depth is not None or seen.extra_seconds(1) is None:
             return len(confidence)
-        count = 0
-        while count < len(confidence) and self._gain(confidence[:count]) > seen.row_seconds(count + 1):
+        count = min(len(confidence), self._least_tokens)
+        while count < len(confidence) and self._going_on_pays(confidence[:count], len(confidence)):
             count += 1
         return count
 
     def worth_copying(self, depth: int) -> int:
         """How many tokens of an n-gram copy are worth their rows in the verify."""
         seen = self.estimates
-        if self._fixed_depth is not None or self.config.backup == "prompt_lookup" or seen.extra_seconds(1) is None:
+        if self._fixed_depth is not None or self.config.backup == "prompt_lookup":
             return depth
-        count, reached = 0, 1.0
-        for rate in seen.accept_rates(depth, copied=True):
+        if seen.extra_seconds(1) is None:
+            return min(depth, _UNMEASURED_COPY)
+        saved, reached = [0.0], 1.0
+        for count, rate in enumerate(seen.accept_rates(depth, copied=True), 1):
             reached *= rate
-            if reached * seen.seconds_per_token() <= seen.row_seconds(count + 1):
-                break
-            count += 1
-        return count
+            tokens = reached * seen.seconds_per_token()
+            saved.append(saved[-1] + tokens - seen.extra_seconds(count) + seen.extra_seconds(count - 1))
+        return saved.index(max(saved))
 
-    def _gain(self, confidence: list[float]) -> float:
-        """Seconds that the next token of a chain saves on average."""
-        seen, survives = self.estimates, 1.0
-        for value in confidence:
-            survives *= seen.calibrated(value)
-        return survives * seen.accept_rates(len(confidence) + 1)[-1] * seen.seconds_per_token()
+    def _going_on_pays(self, confidence: list[float], longest: int, pass_seconds: float = 0.0) -> bool:
+        """Whether more tokens on a chain, up to `longest`, save more on average than they cost.
+
+        Not the next one alone: what rows cost a verify has steps, and the third may be dearer than the fourth.
+        """
+        seen, length = self.estimates, len(confidence)
+        survives = math.prod(map(seen.calibrated, confidence))
+        saved, extra = 0.0, seen.extra_seconds(length) or 0.0
+        for more, rate in enumerate(seen.accept_rates(longest)[length:], 1):
+            survives *= rate
+            saved += survives * seen.seconds_per_token()
+            if saved > more * pass_seconds + (seen.extra_seconds(length + more) or 0.0) - extra:
+                return True
+        return False
 
     # After a round
 
@@ -224,6 +254,7 @@ class Policy:
         seconds: float,
         verify_seconds: float,
         tokens: float,
+        cores: float = 0.0,
     ) -> None:
         """Takes in one round.
 
@@ -231,6 +262,7 @@ class Policy:
             accepted (`dict[int, int]`): accept lengths of the rows that ran.
             seconds, verify_seconds (`float`): of the whole round, and of the target's work in it.
             tokens (`float`): emitted, per row.
+            cores (`float`): kept busy meanwhile, by all threads of the process.
         """
         seen = self.estimates
         seen.seconds += seconds
@@ -242,11 +274,13 @@ class Policy:
             seen.lost[plan.execution] = max(lost, 0.0)
         if plan.execution == "autoregressive":
             seen.step.add(seconds)
+            seen.cores.add(cores)
             return
         seen.verify.setdefault(plan.execution, Typical()).add(verify_seconds)
-        seen.token.setdefault(plan.execution, Rate()).add(seconds, tokens)
-        if plan.execution == "sync" and proposal.width:
-            seen.verify_of.setdefault(proposal.width, Typical()).add(verify_seconds)
+        if seen.step.value is not None:
+            seen.token.setdefault(plan.execution, Rate()).add(seconds / seen.step.value, tokens)
+        if plan.execution == "sync":
+            seen.saw_verify(proposal.width, verify_seconds)
         for row, length in accepted.items():
             if plan.overlaps:
                 seen.hit_rate.add(proposal.hits[row])

@@ -37,6 +37,15 @@ _ROW_WISE = tuple(
 )
 
 
+# What a verification kernel does itself, in this order: its arguments, and the processors that they stand for.
+_FILTERS = (
+    ("temperature", TemperatureLogitsWarper),
+    ("top_k", stock.TopKLogitsWarper),
+    ("top_p", stock.TopPLogitsWarper),
+    ("min_p", stock.MinPLogitsWarper),
+)
+
+
 def is_row_wise(processor: LogitsProcessor) -> bool:
     return type(processor) in _ROW_WISE
 
@@ -54,11 +63,14 @@ class TargetProcessors:
 
     Attributes:
         row_wise (`bool`): a whole block can be processed at once.
+        filters (`dict[str, float]` or `None`): all of them as arguments of `kernels.coupled_verification`, where nothing
+            else is among them.
         in_step (`bool`): all rows must be processed together, at the same step of the text.
     """
 
     def __init__(self, processors: LogitsProcessorList, batch_size: int):
         self.row_wise = all(is_row_wise(processor) for processor in processors)
+        self.filters = _filters(processors)
         self.in_step = batch_size > 1 and any(_is_users_code(processor) for processor in processors)
         self._processors = processors
         self._of_row = [processors] * batch_size
@@ -111,6 +123,17 @@ class DraftProcessors:
         if self.row_wise:
             return _process_rows(self._processors, None, scores)
         return torch.cat([self._of_row[row](prefix(i), scores[i : i + 1]) for i, row in enumerate(rows)])
+
+
+def _filters(processors: LogitsProcessorList) -> dict[str, float] | None:
+    filters, later = {}, iter(_FILTERS)
+    for processor in processors:
+        name = next((name for name, kind in later if type(processor) is kind), None)
+        changed = getattr(processor, "filter_value", -torch.inf) != -torch.inf
+        if name is None or changed or getattr(processor, "min_tokens_to_keep", 1) != 1:
+            return None
+        filters[name] = getattr(processor, name)
+    return filters
 
 
 def _process_rows(processors: LogitsProcessorList, ids: torch.Tensor | None, scores: torch.Tensor) -> torch.Tensor:

@@ -58,6 +58,11 @@ class ReencodingSpeculator:
     def prefill(self) -> None:
         """Nothing to read yet: the first chain reads the prompt."""
 
+    def close(self) -> None:
+        """As [`Speculator.close`]."""
+        for slots in self._slots:
+            slots.close()
+
     def prepare(self, proposal: Proposal, plan: RoundPlan, verdict: Future) -> Proposal:
         """As [`Speculator.prepare`], with nothing prepared."""
         return self.answer(proposal, verdict.result(), plan)

@@ -10,6 +10,8 @@ Slot 0 is the bin: padding writes there and no mask ever shows it.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +21,12 @@ from ..errors import SaguaroError
 
 
 BIN = 0
+# Slots of a new cache; and what one may hold beyond the last position of a text, where branches are drafted.
 _FIRST_CAPACITY = 128
+
+
+# Keys and values of one layer.
+Storage = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass
@@ -48,29 +55,44 @@ class SlotLayer(CacheLayerMixin):
     is_sliding = False
     is_croppable = False
 
-    def __init__(self, plan: WritePlan, batch_size: int):
+    def __init__(self, plan: WritePlan, batch_size: int, spare: Storage = (None, None)):
         super().__init__()
         self.plan = plan
         self.batch_size = batch_size
+        self._spare = spare
+
+    def make_room(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Sees to it that the slots of the plan exist."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        elif self.keys.shape[2] < self.plan.capacity:
+            self.keys = self._grown(self.keys)
+            self.values = self._grown(self.values)
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor | None = None) -> None:
         # Zeros, not empty memory: a masked slot still enters the matrix products, and 0 * NaN is NaN.
-        value_states = key_states if value_states is None else value_states
-        self.keys = self._empty(key_states)
-        self.values = self._empty(value_states)
+        states = (key_states, key_states if value_states is None else value_states)
+        self.keys, self.values = (
+            kept if self._can_use(kept, new) else self._empty(new) for kept, new in zip(self._spare, states)
+        )
+        self._spare = None
         self.device = key_states.device
         self.is_initialized = True
+
+    def _can_use(self, kept: torch.Tensor | None, states: torch.Tensor) -> bool:
+        return (
+            kept is not None
+            and kept.shape == (self.batch_size, states.shape[1], self.plan.capacity, states.shape[3])
+            and (kept.dtype, kept.device) == (states.dtype, states.device)
+            and (torch.is_inference_mode_enabled() or not kept.is_inference())  # else it may not be written to
+        )
 
     def _empty(self, states: torch.Tensor) -> torch.Tensor:
         return states.new_zeros(self.batch_size, states.shape[1], self.plan.capacity, states.shape[3])
 
     def update(self, key_states, value_states, *args, **kwargs):
         plan = self.plan
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        elif self.keys.shape[2] < plan.capacity:
-            self.keys = self._grown(self.keys)
-            self.values = self._grown(self.values)
+        self.make_room(key_states, value_states)
         if plan.start is not None and plan.rows is None:
             stop = plan.start + key_states.shape[2]
             self.keys[:, :, plan.start : stop].copy_(key_states)
@@ -103,18 +125,42 @@ class SlotLayer(CacheLayerMixin):
 
 
 class SlotCache(Cache):
-    """The cache handed to a model's forward; `plan` says where that forward writes."""
+    """The cache handed to a model's forward; `plan` says where that forward writes.
 
-    def __init__(self, batch_size: int):
+    Args:
+        batch_size (`int`)
+        last_position (`int`): of the longest text.
+        spare (`Sequence[Storage]`): slots that hold zeros, to be used as far as they fit.
+    """
+
+    def __init__(self, batch_size: int, last_position: int = sys.maxsize, spare: Sequence[Storage] = ()):
         self.plan = plan = WritePlan()
-        self.batch_rows = batch_size
+        self.batch_rows, self.last_position, self._used = batch_size, last_position, 0
+        if spare and spare[0][0].shape[2] <= 2 * self._longest:  # else it was made for much longer texts
+            plan.capacity = spare[0][0].shape[2]
+        rest = iter(spare)
         # Not `self.plan`: a cycle would keep a call's keys and values until the collector comes by.
-        super().__init__(layer_class_to_replicate=lambda: SlotLayer(plan, batch_size))
+        super().__init__(layer_class_to_replicate=lambda: SlotLayer(plan, batch_size, next(rest, (None, None))))
 
     def reserve(self, slots: int) -> None:
-        """Makes room for `slots` slots at the next forward, by doubling, so that growth costs linear time."""
-        while self.plan.capacity < slots:
-            self.plan.capacity *= 2
+        """Makes room for `slots` slots at the next forward: by doubling, so that growth costs linear time, up to what
+        the longest text wants."""
+        self._used = max(self._used, slots)
+        if self.plan.capacity < slots:
+            needed = -(-slots // _FIRST_CAPACITY) * _FIRST_CAPACITY
+            self.plan.capacity = max(min(2 * self.plan.capacity, self._longest), needed)
+
+    @property
+    def _longest(self) -> int:
+        return self.last_position + 2 + _FIRST_CAPACITY
+
+    def cleared(self) -> list[Storage]:
+        """The slots of all layers without the text, for another cache. This one is not to be used any more."""
+        storages = [(layer.keys, layer.values) for layer in self.layers if layer.is_initialized]
+        for storage in storages:
+            for states in storage:
+                states[:, :, : self._used].zero_()
+        return storages
 
     def import_columns(self, cache: Cache, slots: torch.Tensor) -> None:
         """Copies a user's cache in, column `c` of row `b` to `slots[b, c]`.
@@ -132,7 +178,7 @@ class SlotCache(Cache):
                 continue
             held = _held_columns(source, columns)
             layer = self.layers[index]
-            layer.lazy_initialization(source.keys, source.values)
+            layer.make_room(source.keys, source.values)
             rows = _all_rows(self.batch_rows, source.keys.device)
             target = slots[:, columns - held :].to(source.keys.device)
             layer.keys[rows, :, target] = source.keys[:, :, :held].transpose(1, 2)

@@ -16,7 +16,7 @@ from torch import nn
 
 from .. import compat
 from .few_rows import few_rows
-from .slot_cache import SlotCache
+from .slot_cache import SlotCache, Storage
 from .tree_mask import AttentionKinds, TreeLayout, causal
 
 
@@ -25,6 +25,10 @@ PREFILL_CHUNK = 1024
 # Slots that compiled passes round up to; and the seconds from which on a pass must have compiled.
 _BUCKET = 128
 _COMPILING = 1.0
+
+
+# For each model the slots of an earlier call, layer by layer.
+_SPARE: weakref.WeakKeyDictionary[nn.Module, list[Storage]] = weakref.WeakKeyDictionary()
 
 
 class SlotModel:
@@ -45,7 +49,7 @@ class SlotModel:
         self.last_position = last_position
         self.device = compat.execution_device(model)
         self.dtype = model.dtype
-        self.cache = SlotCache(batch_size)
+        self.cache = SlotCache(batch_size, last_position, _SPARE.pop(model, []))
         self.kinds = AttentionKinds.of(model.config)
         self._slots = torch.arange(0, device=self.device)
         parameters = inspect.signature(compat.unwrap(model).forward).parameters
@@ -54,6 +58,10 @@ class SlotModel:
         self._runs_compiled = compiled or compat.is_compiled(model)
         self._compiled = _compiled_forward(model) if compiled else None
         self.compile_seconds = 0.0
+
+    def close(self) -> None:
+        """Leaves the cache's slots, without the text, to the next call of this model."""
+        _SPARE[self.model] = self.cache.cleared()
 
     def forward(
         self, tokens: torch.Tensor, first: list[int], *, keep: int, rows: list[int] | None = None

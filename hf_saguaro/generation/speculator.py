@@ -36,6 +36,10 @@ class Speculator:
         """The draft reads the prompts."""
         self.drafter.prefill()
 
+    def close(self) -> None:
+        """After the last round."""
+        self.drafter.slots.close()
+
     @property
     def compile_seconds(self) -> float:
         return self.drafter.slots.compile_seconds

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from dataclasses import dataclass
@@ -96,10 +97,14 @@ def saguaro_decoding(
         slots.cache.import_columns(cache, prompt.column_slots[:, : prompt.cached])
     if slots.kinds.shortest_span <= last_position + 1:
         prompt.refuse_holes()
-    verifier = Verifier(slots, acceptance, TargetProcessors(logits_processor, batch_size), transcript, prompt)
+    verifier = Verifier(
+        slots, acceptance, TargetProcessors(logits_processor, batch_size), transcript, prompt,
+        shows_scores=config.adaptation is not None or bool(returns_dict and (generation_config.output_scores or generation_config.output_logits)),
+    )  # fmt: skip
 
     stats = _LAST_STATS[compat.unwrap(self)] = SaguaroStats()
-    policy = Policy(config, estimates_of(self, draft, batch_size), _can_overlap(self, draft))
+    shared = _cores() if draft is not None and _both_on_cpu(self, draft) else None
+    policy = Policy(config, estimates_of(self, draft, batch_size), _can_overlap(self, draft), shared)
     speculator, worker, sink = None, None, None
     if draft is not None:
         sink = _adapter(config, draft, self)
@@ -125,6 +130,9 @@ def saguaro_decoding(
     transcript.end()
     if hands_back:
         slots.cache.export_columns(cache, _new_columns(prompt, transcript))
+    slots.close()
+    if loop.speculator is not None:
+        loop.speculator.close()
     if not returns_dict:
         return transcript.sequences()
     return SaguaroGenerateOutput(
@@ -185,6 +193,11 @@ def _can_overlap(target: nn.Module, draft: nn.Module | None) -> bool:
 
 def _draft_threads(target: nn.Module, draft: nn.Module) -> int | None:
     return max(1, torch.get_num_threads() // 4) if _both_on_cpu(target, draft) else None
+
+
+def _cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _both_on_cpu(target: nn.Module, draft: nn.Module) -> bool:

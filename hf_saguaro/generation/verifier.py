@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .. import kernels
 from .acceptance import CoupledVerification, Proposal, RejectionVerification
 from .processors import TargetProcessors
 from .prompt import Prompt
@@ -17,12 +18,12 @@ from .transcript import Transcript
 
 @dataclass
 class Decision:
-    """One token that the target settled: whether it was the proposed one, and the `[V]` rows behind it."""
+    """One token that the target settled: whether it was the proposed one, and the `[V]` rows behind it, where asked for."""
 
     token: int
     accepted: bool
-    scores: torch.Tensor
-    logits: torch.Tensor
+    scores: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
 
 
 class Verifier:
@@ -34,12 +35,13 @@ class Verifier:
         processors (`TargetProcessors`)
         transcript (`Transcript`)
         prompt (`Prompt`)
+        shows_scores (`bool`): somebody looks at the decisions' scores or logits.
     """
 
     def __init__(self, slots: SlotModel, acceptance: CoupledVerification | RejectionVerification,
-                 processors: TargetProcessors, transcript: Transcript, prompt: Prompt):  # fmt: skip
+                 processors: TargetProcessors, transcript: Transcript, prompt: Prompt, shows_scores: bool):  # fmt: skip
         self.slots, self.acceptance, self.processors, self.transcript = slots, acceptance, processors, transcript
-        self.prompt = prompt
+        self.prompt, self.shows_scores = prompt, shows_scores
         self.lengths = list(prompt.lengths)  # of every row's text, which is also the position of its next token
         self.device = transcript.prompts.device
 
@@ -55,12 +57,11 @@ class Verifier:
             last_tokens (`Tensor` of shape `[B, 1]`): t* of every row, not yet in the cache.
 
         Returns:
-            `Tensor` of shape `[B, K + 1, V]`, float32, on the ids' device.
+            `Tensor` of shape `[B, K + 1, V]`, on the ids' device.
         """
         block = torch.cat([last_tokens, proposal.tokens], dim=1).to(self.slots.device)
         first = [length - 1 for length in self.lengths]
-        logits = self.slots.forward(block, first, keep=block.shape[1])
-        return logits.to(dtype=torch.float32, device=self.device)
+        return self.slots.forward(block, first, keep=block.shape[1]).to(self.device)
 
     def decide(self, logits: torch.Tensor, proposal: Proposal) -> list[Iterator[dict[int, Decision]]]:
         """Decisions by row, one step of the text at a time, in groups of rows that go on independently of each other.
@@ -70,27 +71,44 @@ class Verifier:
         position by position, each time with what was emitted before, and only as far as the text goes on.
         """
         rows = list(range(len(self.lengths)))
+        if self._needs_no_processors(logits):
+            verdict = self.acceptance.verify(logits, proposal, rows, self.lengths, self.processors.filters)
+            return self._settled(*verdict, proposal)
+        logits = logits.float()
         if self.processors.in_step:
             return [self._walk(rows, logits, proposal)]
         if not self.processors.row_wise:
             return [self._walk([row], logits, proposal) for row in rows]
         scores = self.processors.block(self.transcript.prompts, logits)
-        accepted, next_token = self.acceptance.verify(scores, proposal, rows, self.lengths)
-        host = torch.cat([accepted[:, None], next_token[:, None], proposal.tokens], dim=1).tolist()
-        return [self._settled(row, host[row], scores[row], logits[row]) for row in rows]
+        verdict = self.acceptance.verify(scores, proposal, rows, self.lengths)
+        return self._settled(*verdict, proposal, scores, logits)
 
     def decide_first(self, logits: torch.Tensor) -> list[Iterator[dict[int, Decision]]]:
         """The token that the prefill gives, from logits of shape `[B, V]`."""
         nothing = Proposal.empty(len(self.lengths), self.device)
-        return self.decide(logits.to(dtype=torch.float32, device=self.device)[:, None], nothing)
+        return self.decide(logits.to(self.device)[:, None], nothing)
+
+    def _needs_no_processors(self, logits: torch.Tensor) -> bool:
+        """Whether the kernel takes the logits as they come, without a pass of processors before it."""
+        return (
+            self.acceptance.takes_filters
+            and self.processors.filters is not None
+            and not self.shows_scores
+            and kernels.uses_triton(logits)
+        )
 
     @staticmethod
-    def _settled(
-        row: int, values: list[int], scores: torch.Tensor, logits: torch.Tensor
-    ) -> Iterator[dict[int, Decision]]:
-        accepted, next_token, *tokens = values
-        for j in range(accepted + 1):
-            yield {row: Decision(tokens[j] if j < accepted else next_token, j < accepted, scores[j], logits[j])}
+    def _settled(accepted: torch.Tensor, next_token: torch.Tensor, proposal: Proposal,
+                 scores: torch.Tensor | None = None, logits: torch.Tensor | None = None):  # fmt: skip
+        host = torch.cat([accepted[:, None], next_token[:, None], proposal.tokens], dim=1).tolist()
+
+        def decisions(row: int) -> Iterator[dict[int, Decision]]:
+            accepted, next_token, *tokens = host[row]
+            for j in range(accepted + 1):
+                shown = () if scores is None else (scores[row, j], logits[row, j])
+                yield {row: Decision(tokens[j] if j < accepted else next_token, j < accepted, *shown)}
+
+        return [decisions(row) for row in range(len(host))]
 
     def _walk(self, rows: list[int], logits: torch.Tensor, proposal: Proposal) -> Iterator[dict[int, Decision]]:
         """Goes on for as long as the proposed tokens of all rows are accepted.

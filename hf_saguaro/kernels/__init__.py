@@ -32,6 +32,7 @@ __all__ = [
     "rejection_verification",
     "select_forks",
     "top_k_with_residual",
+    "uses_triton",
 ]
 
 _VARIABLE = "HF_SAGUARO_KERNELS"
@@ -82,7 +83,9 @@ def _obstacle(device, dtype=None):
     return obstacle
 
 
-def _uses_triton(device, dtype):
+def uses_triton(tensor):
+    """Whether a kernel that is given this tensor runs in Triton."""
+    device, dtype = tensor.device, tensor.dtype if tensor.is_floating_point() else None
     wish = _wish()
     if wish == "torch" or (wish == "auto" and device.type != "cuda"):
         return False
@@ -99,7 +102,7 @@ def _dispatched(function, module, check, decisive, place=0):
     def call(*args, **kwargs):
         check(*args, **kwargs)
         tensor = args[place] if len(args) > place else kwargs[decisive]
-        if not _uses_triton(tensor.device, tensor.dtype if tensor.is_floating_point() else None):
+        if not uses_triton(tensor):
             return function(*args, **kwargs)
         kernel = getattr(importlib.import_module(f".{module}", __package__), function.__name__)
         with torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext():
@@ -110,11 +113,9 @@ def _dispatched(function, module, check, decisive, place=0):
 
 keyed_uniform = _dispatched(reference.keyed_uniform, "noise", checks.keyed_noise, "rows", 1)
 keyed_gumbel = _dispatched(reference.keyed_gumbel, "noise", checks.keyed_noise, "rows", 1)
-coupled_verification = _dispatched(
-    reference.coupled_verification, "verification", checks.coupled_verification, "scores"
-)
+coupled_verification = _dispatched(reference.coupled_verification, "coupled", checks.coupled_verification, "scores")
 rejection_verification = _dispatched(
-    reference.rejection_verification, "verification", checks.rejection_verification, "target_scores"
+    reference.rejection_verification, "rejection", checks.rejection_verification, "target_scores"
 )
 select_forks = _dispatched(reference.select_forks, "forks", checks.select_forks, "scores")
 biased_draw = _dispatched(reference.biased_draw, "cache_bias", checks.biased_draw, "scores")

@@ -68,8 +68,9 @@ def _chain(scores, proposals, lengths):
 
 
 def coupled_verification(
-    scores, proposals, lengths, *, temperature=1.0, seed=None, rows=None, positions=None, noise=None
-):
+    scores, proposals, lengths, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=None, rows=None,
+    positions=None, noise=None,
+):  # fmt: skip
     _scores("scores", scores, ("B", "K+1", "V"))
     _chain(scores, proposals, lengths)
     if not (isinstance(temperature, numbers.Real) and 0 < temperature < math.inf):
@@ -77,6 +78,10 @@ def coupled_verification(
             f"`temperature` is {temperature!r}, but scores are divided by it; pass a number above 0, or neither `seed` "
             "nor `noise` for greedy decoding."
         )
+    _count("top_k", top_k, 0, 2**31 - 1, "it counts the tokens that stay")
+    for name, value in (("top_p", top_p), ("min_p", min_p)):
+        if not (isinstance(value, numbers.Real) and 0 <= value <= 1):
+            raise SaguaroError(f"`{name}` is {value!r}, but it is a share of probability; pass a number from 0 to 1.")
     if seed is not None:
         if noise is not None:
             raise SaguaroError("both `seed` and `noise` were given, which are two ways to say the same; pass one.")

@@ -129,14 +129,47 @@ def _accepted_length(passes, lengths):
     return (passes & (depths < lengths[:, None])).long().cumprod(dim=1).sum(dim=1)
 
 
+def warp(scores, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
+    """What Transformers' warpers of these names leave of scores, one after the other.
+
+    Args:
+        scores (`torch.Tensor`): [..., V].
+        temperature (`float`, *optional*, defaults to 1.0): divides the scores; > 0.
+        top_k (`int`, *optional*, defaults to 0): keeps the k largest of a row and all that equal the last of them; 0
+            keeps all.
+        top_p (`float`, *optional*, defaults to 1.0): removes the smallest as long as their probabilities add up to no
+            more than `1 - top_p`; among equal ones the lower token ids go first.
+        min_p (`float`, *optional*, defaults to 0.0): removes what is less likely than `min_p` times the likeliest.
+
+    Returns:
+        `torch.Tensor`: [..., V], `-inf` where a token was removed; the likeliest token always stays.
+    """
+    scores = _at_least_float32(scores)
+    if temperature != 1.0:
+        scores = scores / temperature
+    if top_k > 0:
+        last = scores.topk(min(top_k, scores.shape[-1]), dim=-1).values[..., -1:]
+        scores = scores.masked_fill(scores < last, -torch.inf)
+    if top_p < 1:
+        rising, order = scores.sort(dim=-1, stable=True)
+        removed = rising.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p
+        removed[..., -1] = False
+        scores = scores.masked_fill(torch.zeros_like(removed).scatter_(-1, order, removed), -torch.inf)
+    if min_p > 0:
+        probability = scores.softmax(dim=-1)
+        scores = scores.masked_fill(probability < min_p * probability.amax(dim=-1, keepdim=True), -torch.inf)
+    return scores
+
+
 def coupled_verification(
-    scores, proposals, lengths, *, temperature=1.0, seed=None, rows=None, positions=None, noise=None
-):
+    scores, proposals, lengths, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=None, rows=None,
+    positions=None, noise=None,
+):  # fmt: skip
     """Choose every token by the noised argmax and count the proposals that equal the choice.
 
-    The Gumbel-max rule makes each choice an exact sample of `softmax(scores / temperature)`, and a function of the
-    scores and the noise alone: no proposal can change a token (Daliri, Musco, Suresh, "Coupling without Communication
-    and Drafter-Invariant Speculative Decoding", arXiv 2408.07978). Without noise it is greedy decoding. Ties go to the
+    The Gumbel-max rule makes each choice an exact sample of `softmax(warp(scores))`, and a function of the scores and
+    the noise alone: no proposal can change a token (Daliri, Musco, Suresh, "Coupling without Communication and
+    Drafter-Invariant Speculative Decoding", arXiv 2408.07978). Without noise it is greedy decoding. Ties go to the
     lowest token id.
 
     Args:
@@ -144,7 +177,8 @@ def coupled_verification(
             proposals.
         proposals (`torch.Tensor`): [B, K] int64, the draft's tokens; K may be 0.
         lengths (`torch.Tensor`): [B] int64 in 0..K, how many proposals of a row count; 0 for a finished row.
-        temperature (`float`, *optional*, defaults to 1.0): divides the scores before the noise is added; > 0.
+        temperature, top_k, top_p, min_p (*optional*): as in `warp`, which is applied before the noise is added. A
+            kernel sums in another order: a token within rounding of the end of `top_p` may fall on either side.
         seed (`int`, *optional*): seed of `keyed_gumbel`. Greedy when neither `seed` nor `noise` is given.
         rows (`torch.Tensor`, *optional*): [B] int64, needed with `seed`: the rows' indices in the noise.
         positions (`torch.Tensor`, *optional*): [B] int64, needed with `seed`: absolute position of `scores[:, 0]`.
@@ -159,9 +193,10 @@ def coupled_verification(
         noise = keyed_gumbel(
             seed, rows.repeat_interleave(count), (positions[:, None] + steps).view(-1), vocab_size
         ).view(batch, count, vocab_size)
+    if noise is not None or top_k > 0 or top_p < 1 or min_p > 0:
+        scores = warp(scores, temperature, top_k, top_p, min_p)
     if noise is not None:
-        scores = _at_least_float32(scores)
-        scores = (scores / temperature if temperature != 1.0 else scores) + noise
+        scores = scores + noise
     choices = scores.argmax(dim=-1)
     accepted = _accepted_length(choices[:, :-1] == proposals, lengths)
     return accepted, choices.gather(1, accepted[:, None])[:, 0], choices

@@ -112,6 +112,12 @@ def add_to_log_sum(peak, total, values):
     return higher, total * tl.exp(peak - shift) + tl.sum(tl.exp(values - shift), 0)
 
 
+@triton.jit
+def count_accepted(passes, depths, length):
+    """Leading depths that pass among the first `length`; some depth in `depths` is never less than `length`."""
+    return tl.min(tl.where(passes & (depths < length), 1 << 30, depths), 0)
+
+
 # --- the largest of a row ---------------------------------------------------------------------------------------------
 
 WIDEST = 128  # longer lists no longer fit the registers of a program

@@ -33,7 +33,7 @@ def always(monkeypatch):
     return shapes
 
 
-@pytest.mark.parametrize("shape", [(2, 7), (1, 4, 7), (2, 4, 7), (8, 1, 7)])
+@pytest.mark.parametrize("shape", [(2, 7), (1, 3, 7), (1, 4, 7), (5, 7), (6, 7), (7, 7), (2, 4, 7), (9, 1, 7), (64, 7)])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_the_product_is_the_same(always, shape, has_bias):
     x, weight = torch.randn(shape, dtype=torch.float32), torch.randn(5, 7)
@@ -49,12 +49,12 @@ def test_other_rows_dtypes_and_threads_are_left_alone(always):
     weight = torch.randn(5, 7)
     with few_rows(4, torch.float32, CPU):
         F.linear(torch.randn(1, 7), weight)
-        F.linear(torch.randn(9, 7), weight)
+        F.linear(torch.randn(65, 7), weight)
         F.linear(torch.randn(4, 7).double(), weight.double())
         other = threading.Thread(target=F.linear, args=(torch.randn(4, 7), weight))
         other.start()
         other.join()
-    for rows, dtype in ((1, torch.float32), (9, torch.float32), (4, torch.bfloat16)):
+    for rows, dtype in ((1, torch.float32), (65, torch.float32), (4, torch.bfloat16)):
         with few_rows(rows, dtype, CPU):
             F.linear(torch.randn(4, 7), weight)
     assert always == []

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import gc
 
 import pytest
@@ -43,7 +45,7 @@ def cache_bytes(model, slots):
 
 # Lengths at which to look, and the slots that each cache has by then: they grow by doubling.
 SHORT = {120: 256, 250: 512, 990: 1024}
-LONG = {900: 1024, 1900: 2048, 4090: 8192}
+LONG = {900: 1024, 1900: 2048, 4090: 4256}  # and no further than a text may get
 
 
 @pytest.mark.parametrize("looks, fields", [
@@ -52,13 +54,79 @@ LONG = {900: 1024, 1900: 2048, 4090: 8192}
     pytest.param(LONG, {"execution": "async", "num_assistant_tokens": 16, "fan_out": 1}, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_a_long_text_holds_its_caches_and_little_else(target, drafts, prompt, looks, fields):
+    target, draft = copy.deepcopy(target), copy.deepcopy(drafts["itself"])
     before, start = held(), prompt.shape[1]
     watch = Watch({start + length for length in looks})
-    target.generate(prompt, max_new_tokens=max(looks) + 6, do_sample="seed" in fields, assistant_model=drafts["itself"],
-                    speculation=SaguaroConfig(**fields), stopping_criteria=StoppingCriteriaList([watch]))  # fmt: skip
+
+    def run(target, draft):
+        target.generate(
+            prompt, max_new_tokens=max(looks) + 6, do_sample="seed" in fields, assistant_model=draft,
+            speculation=SaguaroConfig(**fields), stopping_criteria=StoppingCriteriaList([watch]),
+        )  # fmt: skip
+
+    run(target, draft)
     for length, slots in looks.items():
         caches = 2 * cache_bytes(target, slots)
         ids = 8 * 4 * 2 * slots
         round_of_its_own = 50 * slots + 200_000  # some rows of scores, noise and masks
         assert watch.seen[start + length] - before <= caches + ids + round_of_its_own
-    assert held() <= before + 50_000
+    # The slots are kept for the next call, which therefore takes no more, and are gone with the models.
+    kept = held()
+    assert kept - before <= caches + 50_000
+    run(target, draft)
+    assert abs(held() - kept) < 50_000
+    for length, slots in looks.items():
+        assert watch.seen[start + length] - kept <= 8 * 4 * 2 * slots + 50 * slots + 200_000
+    before -= parameter_bytes(target) + parameter_bytes(draft)
+    del target, draft
+    assert held() - before < 50_000
+
+
+def parameter_bytes(model):
+    return sum(parameter.nbytes for parameter in model.parameters())
+
+
+def test_a_short_call_does_not_hold_what_a_long_one_needed(target, drafts, prompt):
+    target, draft = copy.deepcopy(target), copy.deepcopy(drafts["fair"])
+    before = held()
+    for new_tokens in (900, 20):
+        target.generate(
+            prompt, max_new_tokens=new_tokens, do_sample=False, assistant_model=draft, speculation="saguaro"
+        )
+    assert held() - before <= 2 * cache_bytes(target, 256)
+
+
+@contextlib.contextmanager
+def broken(model):
+    """Every score and every cached state is NaN."""
+    weight = model.get_input_embeddings().weight
+    kept = weight.detach().clone()
+    with torch.no_grad():
+        weight.fill_(torch.nan)
+        yield
+        weight.copy_(kept)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_what_a_call_before_left_changes_nothing(target, drafts, prompt, batch):
+    """Neither its text, nor its shape, nor where it ran."""
+    target, draft = copy.deepcopy(target), copy.deepcopy(drafts["fair"])
+
+    def text(prompts, draft=None, **kwargs):
+        extra = {} if draft is None else {"assistant_model": draft, "speculation": "saguaro"}
+        return target.generate(
+            prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=30, do_sample=False, **extra, **kwargs
+        )
+
+    prompts = prompt.repeat(batch, 1)
+    expected = text(prompts)
+    with torch.inference_mode():
+        assert text(prompts, draft).equal(expected)
+    assert text(prompts, draft).equal(expected)
+    with broken(target), broken(draft):
+        text(prompts, draft)
+    assert text(prompts, draft).equal(expected)
+    text(prompt.flip(1).repeat(3 - batch, 6), draft)
+    assert text(prompts, draft).equal(expected)
+    target.double(), draft.double()
+    assert text(prompts, draft).equal(text(prompts))

@@ -4,6 +4,13 @@
 import pytest
 import torch
 from scipy import stats
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from hf_saguaro import kernels
 from hf_saguaro.kernels import reference
@@ -122,6 +129,56 @@ def test_a_token_of_minus_infinity_is_never_chosen(any_device, generator):
     assert allowed.gather(2, choices.cpu()[..., None]).all()
 
 
+# --- top-k, top-p and min-p -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "filters",
+    [{"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05}, {"top_p": 0.3}, {"min_p": 0.5}, {"top_k": 900}],
+)
+def test_warping_is_that_of_transformers(generator, dtype, filters):
+    scores = (torch.randn(6, 500, generator=generator) * 3).to(dtype).float()
+    classes = {
+        "temperature": TemperatureLogitsWarper, "top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper, "min_p": MinPLogitsWarper,
+    }  # fmt: skip
+    expected = LogitsProcessorList(classes[name](value) for name, value in filters.items())(None, scores)
+    assert reference.warp(scores, **filters).equal(expected)
+
+
+def choices_at(device, scores, seeds, **filters):
+    """What is chosen from one row of scores with many seeds."""
+    count = len(seeds)
+    rows = torch.tensor(seeds, device=device)
+    nothing = torch.empty(count, 0, dtype=torch.int64, device=device)
+    expanded = torch.tensor(scores, device=device).expand(count, 1, -1)
+    tokens = kernels.coupled_verification(expanded, nothing, rows * 0, seed=5, rows=rows, positions=rows, **filters)[1]
+    return set(tokens.tolist())
+
+
+@pytest.mark.parametrize(
+    ("scores", "filters", "kept"),
+    [
+        ([0.0, 0.1, 0.2, 0.3], {"top_k": 2}, {2, 3}),
+        ([0.0, 0.0, 0.2, 0.0], {"top_k": 2}, {0, 1, 2, 3}),  # all that tie for the last place stay
+        ([0.0, 0.0, 0.0, 0.0], {"top_p": 0.6}, {1, 2, 3}),  # half of them would not do
+        ([0.0, 0.0, 0.0, 0.0], {"top_p": 0.5}, {2, 3}),  # of equal ones the lower ids go
+        ([0.0, 0.1, 0.2, 0.3], {"top_p": 0.0}, {3}),
+        ([0.0, 2.0, 2.0, 1.0], {"min_p": 1.0}, {1, 2}),
+        ([0.0, 2.0, 1.9, 1.8], {"min_p": 0.85}, {1, 2}),
+        ([0.0, 2.0, 1.9, 1.8], {"min_p": 0.85, "temperature": 0.5}, {1}),  # measured after the temperature
+        ([0.0, 0.1, 0.2, 0.3], {"top_k": 2, "top_p": 0.5}, {3}),  # top-p goes by the mass that top-k left
+        ([-float("inf"), 0.0, -float("inf"), 0.1], {"top_k": 4, "top_p": 0.99}, {1, 3}),
+    ],
+)
+def test_every_kept_token_and_no_other_is_chosen(any_device, scores, filters, kept):
+    assert choices_at(any_device, scores, range(25), **filters) == kept
+
+
+def test_a_row_of_nothing_chooses_the_first(any_device):
+    assert choices_at(any_device, [-float("inf")] * 5, [0, 1], top_k=2, top_p=0.5, min_p=0.1) == {0}
+
+
 def test_choices_have_the_law_of_the_softmax(fast_device):
     draws = 40_000
     scores = torch.tensor([2.0, 1.0, 0.0, -torch.inf, -1.0, 1.5])
@@ -179,6 +236,38 @@ def test_kernel_equals_the_reference(triton_device, generator, noise, batch, dep
     moved = {k: v.to(triton_device) if isinstance(v, torch.Tensor) else v for k, v in options.items()}
     results = kernels.coupled_verification(*on(triton_device, *arguments), **moved)
     assert_same(results, reference.coupled_verification(*arguments, **options))
+
+
+# Scores in steps of a quarter tie everywhere, also at the ends of what a filter keeps.
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize(
+    ("noise", "batch", "depth", "vocab_size", "dtype", "filters"),
+    [
+        ("keyed", 2, 2, 1031, torch.float32, {"top_k": 50, "top_p": 0.9, "min_p": 0.02, "temperature": 0.8}),
+        ("keyed", 3, 1, 5000, torch.bfloat16, {"top_k": 7}),
+        ("keyed", 2, 2, 4097, torch.float16, {"top_p": 0.7, "temperature": 1.4}),
+        ("keyed", 1, 1, 9000, torch.bfloat16, {"min_p": 0.3}),
+        ("keyed", 1, 0, 151_936, torch.bfloat16, {"top_k": 20, "top_p": 0.8}),
+        ("keyed", 2, 1, 300, torch.float32, {"top_k": 200, "top_p": 0.5}),
+        ("given", 2, 3, 777, torch.float32, {"top_k": 5, "top_p": 0.6, "temperature": 2.0}),
+        ("greedy", 2, 3, 777, torch.float32, {"top_k": 1, "top_p": 0.1, "min_p": 1.0}),
+        ("keyed", 1, 2, 31, torch.float32, {"top_k": 64, "top_p": 0.0}),
+    ],
+)
+def test_kernel_filters_as_the_reference(
+    triton_device, generator, noise, batch, depth, vocab_size, dtype, filters, ties
+):
+    scores, proposals, lengths = random_round(batch, depth, vocab_size, dtype, generator)
+    if ties:
+        scores = (scores * 4).round() / 4
+    options = dict(filters)
+    if noise == "keyed":
+        options |= {"seed": 77, "rows": torch.arange(batch), "positions": torch.arange(batch) * 5}
+    if noise == "given":
+        options |= {"noise": torch.randn(batch, depth + 1, vocab_size, generator=generator)}
+    moved = {k: v.to(triton_device) if isinstance(v, torch.Tensor) else v for k, v in options.items()}
+    results = kernels.coupled_verification(*on(triton_device, scores, proposals, lengths), **moved)
+    assert_same(results, reference.coupled_verification(scores, proposals, lengths, **options))
 
 
 def test_kernel_reads_any_strides(triton_device, generator):

@@ -50,7 +50,7 @@ def test_torch_serves_the_cpu_by_default(monkeypatch, without_interpreter, witho
 
 def test_the_interpreter_is_used_only_where_triton_is_asked_for(setting, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    for name in ("noise", "verification"):
+    for name in ("noise", "coupled"):
         monkeypatch.setitem(sys.modules, f"hf_saguaro.kernels.{name}", None)
     setting("auto")
     assert choose_one() == 1

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf_saguaro authors. SPDX-License-Identifier: Apache-2.0
-"""The two verifications in Triton, one launch each; see `reference.py` for what they compute."""
+"""Rejection verification in Triton; see `reference.rejection_verification`."""
 
 import torch
 import triton
@@ -9,147 +9,19 @@ from . import reference
 from .tiles import (
     LAUNCH_OPTIONS,
     add_to_log_sum,
+    count_accepted,
     finite_or_zero,
     lane_tokens,
     log_of_sum,
     pack,
     packed_token,
     share_row,
-    signed_words,
     uniform_lanes,
 )
 
 
 _BLOCKS = 1024
-_STREAM_COUPLED = tl.constexpr(reference.STREAM_COUPLED)
 _STREAM_RESIDUAL = tl.constexpr(reference.STREAM_RESIDUAL)
-_GREEDY, _KEYED, _GIVEN = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-
-
-@triton.jit
-def _count_accepted(passes, depths, length):
-    """Leading depths that pass among the first `length`; some depth in `depths` is never less than `length`."""
-    return tl.min(tl.where(passes & (depths < length), 1 << 30, depths), 0)
-
-
-@triton.jit(
-    do_not_specialize=["count", "tiles_each", "key_0", "key_1"],
-    do_not_specialize_on_alignment=["proposals", "lengths", "rows", "positions", "best", "arrived"],
-)
-def coupled_kernel(
-    scores,
-    score_stride_row,
-    score_stride_depth,
-    score_stride_token,
-    noise,
-    noise_stride_row,
-    noise_stride_depth,
-    noise_stride_token,
-    proposals,
-    lengths,
-    rows,
-    positions,
-    best,  # [B, K+1] int64, zero: the largest packed score of each depth so far
-    arrived,  # [B] int32, zero: programs of a row that are done
-    accepted,
-    next_token,
-    choices,
-    count,  # K+1
-    vocab_size,
-    tiles_each,
-    temperature,
-    key_0,
-    key_1,
-    NOISE: tl.constexpr,
-    DEPTHS: tl.constexpr,  # K+1 up to a power of two
-    BLOCKS: tl.constexpr,
-):
-    row = (tl.program_id(0) // count).to(tl.int64)
-    depth = (tl.program_id(0) % count).to(tl.int64)
-    score_row = scores + row * score_stride_row + depth * score_stride_depth
-    noise_row = noise + row * noise_stride_row + depth * noise_stride_depth
-
-    # Element i of these goes through rising token ids, so a strict comparison keeps the lowest of equal ones.
-    top = tl.full((BLOCKS,), -float("inf"), tl.float32)
-    top_token = tl.zeros((BLOCKS,), tl.int32)
-    for tile in range(tiles_each):
-        first_block = (tl.program_id(1) * tiles_each + tile) * BLOCKS
-        if NOISE == _KEYED:
-            position = tl.load(positions + row) + depth
-            uniforms = uniform_lanes(first_block, position, tl.load(rows + row), _STREAM_COUPLED, key_0, key_1, BLOCKS)
-        for lane in tl.static_range(4):
-            tokens = lane_tokens(first_block, lane, BLOCKS)
-            inside = tokens < vocab_size
-            offsets = tokens.to(tl.int64)
-            value = tl.load(score_row + offsets * score_stride_token, mask=inside, other=-float("inf")).to(tl.float32)
-            if NOISE != _GREEDY:
-                value = tl.div_rn(value, temperature)
-            if NOISE == _KEYED:
-                value += -tl.log(-tl.log(uniforms[lane]))
-            if NOISE == _GIVEN:
-                value += tl.load(noise_row + offsets * noise_stride_token, mask=inside, other=0.0)
-            better = value > top
-            top = tl.where(better, value, top)
-            top_token = tl.where(better, tokens, top_token)
-
-    tl.atomic_max(best + row * count + depth, tl.max(pack(top, top_token), 0))
-    if tl.atomic_add(arrived + row, 1) == count * tl.num_programs(1) - 1:
-        depths = tl.arange(0, DEPTHS)
-        keys = tl.load(best + row * count + depths, mask=depths < count, other=0, cache_modifier=".cg")
-        chosen = packed_token(keys)
-        proposed = tl.load(proposals + row * (count - 1) + depths, mask=depths < count - 1, other=-1)
-        length = tl.load(lengths + row).to(tl.int32)
-        accept = _count_accepted(chosen == proposed, depths, length)
-        tl.store(choices + row * count + depths, chosen, mask=depths < count)
-        tl.store(accepted + row, accept.to(tl.int64))
-        tl.store(next_token + row, tl.sum(tl.where(depths == accept, chosen, 0), 0))
-
-
-def coupled_verification(
-    scores, proposals, lengths, *, temperature=1.0, seed=None, rows=None, positions=None, noise=None
-):
-    """See `reference.coupled_verification`."""
-    batch, count, vocab_size = scores.shape
-    device = scores.device
-    accepted = torch.empty((batch,), dtype=torch.int64, device=device)
-    next_token = torch.empty_like(accepted)
-    choices = torch.empty((batch, count), dtype=torch.int64, device=device)
-    if batch == 0:
-        return accepted, next_token, choices
-    # One fill clears both: B*(K+1) int64 keys and B int32 counts.
-    scratch = torch.zeros((batch * (count + 1),), dtype=torch.int64, device=device)
-    if seed is not None:
-        mode, given = _KEYED, scores
-        rows, positions = rows.contiguous(), positions.contiguous()
-    else:
-        mode, given = (_GREEDY, scores) if noise is None else (_GIVEN, noise)
-        rows = positions = lengths
-    shares, tiles_each = share_row(device, batch * count, vocab_size, 4 * _BLOCKS)
-    coupled_kernel[(batch * count, shares)](
-        scores,
-        *scores.stride(),
-        given,
-        *given.stride(),
-        proposals.contiguous(),
-        lengths.contiguous(),
-        rows,
-        positions,
-        scratch[: batch * count],
-        scratch[batch * count :].view(torch.int32),
-        accepted,
-        next_token,
-        choices,
-        count,
-        vocab_size,
-        tiles_each,
-        float(temperature),
-        *signed_words(seed or 0),
-        NOISE=mode.value,
-        DEPTHS=triton.next_power_of_2(count),
-        BLOCKS=_BLOCKS,
-        **LAUNCH_OPTIONS,
-    )
-    return accepted, next_token, choices
 
 
 @triton.jit
@@ -258,7 +130,7 @@ def rejection_kernel(
         probability = tl.exp(score_p - log_sum_p)
         draft_probability = tl.where(knows_q, tl.exp(score_q - log_sum_q), 1.0)
         uniform = tl.load(uniforms + row * depth_count + depths, mask=proposed, other=0.0)
-        accept = _count_accepted(uniform * draft_probability < probability, depths, length)
+        accept = count_accepted(uniform * draft_probability < probability, depths, length)
         tl.store(accepted + row, accept.to(tl.int64))
 
         # The draw at depth `accept`: weights w and exponential noise e, the token is argmax w / e.
