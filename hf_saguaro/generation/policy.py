@@ -22,7 +22,7 @@ AUTO_DRAFT_TOKENS = 8
 AUTO_FAN_OUT = 3
 # Tries of a mode that is not the best so far: rounds in a row, what they may cost at first, and their share of all time;
 # and the share of plain steps that only measure.
-_TRIAL_ROUNDS, _FREE_STEPS, _TRIAL_SHARE, _STEP_SHARE = 2, 3, 0.01, 0.005
+_TRIAL_ROUNDS, _FREE_STEPS, _TRIAL_SHARE, _STEP_SHARE = 2, 3, 0.015, 0.005
 # Draft tokens of a round that tries turns: without any it would try nothing. And those of a copy, as long as nothing is
 # known about what they cost.
 _TRIED_TOKENS, _UNMEASURED_COPY = 2, 3

@@ -81,7 +81,7 @@ def test_taking_turns_where_there_is_nothing_to_run_on():
 
 
 def test_plain_decoding_where_drafting_loses():
-    machine = Machine(draft_pass=1.3, acceptance=0.3, hit_rate=0.0).play(200)
+    machine = Machine(draft_pass=1.3, acceptance=0.3, hit_rate=0.0).play(256)
     assert machine.settled() == "autoregressive"
     assert machine.tokens / machine.seconds > 0.95 / machine.step
 
