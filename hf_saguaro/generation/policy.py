@@ -122,9 +122,8 @@ class Policy:
             free, is_new = 0, False
         else:
             free = _FREE_STEPS
-        return (
-            is_new or seen.lost.get(mode, 0.0) + seen.step.value < free * seen.step.value + _TRIAL_SHARE * seen.seconds
-        )
+        allowed = free * seen.step.value + _TRIAL_SHARE / len(self._modes) * seen.seconds
+        return is_new or seen.lost.get(mode, 0.0) + seen.step.value < allowed
 
     @property
     def _finds_cores(self) -> bool:
