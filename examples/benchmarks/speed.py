@@ -10,6 +10,7 @@ by prompt; ratios are within one run. The peers take part where they are install
 
 import argparse
 import contextlib
+import copy
 import csv
 import importlib.util
 import inspect
@@ -24,6 +25,7 @@ from pathlib import Path
 import torch
 from peft import PeftModel
 from sleeping import sleeping, tiny_pair
+from transformers import DynamicCache
 from transformers.utils import logging
 
 import hf_saguaro
@@ -47,6 +49,7 @@ PEERS = {"economize": ("economize-sync-k3", "economize-k3-f3"), "flashspec": ("f
 # With the draft that has learned: the default, and fixed chains of several lengths.
 ADAPTED = ("saguaro", "sync-k3", "sync-k5", "sync-k7")
 LEARNED_TOKENS = 64
+CONTEXTS = (128, 512, 1024, 2048, 4096)
 SECTIONS = ("arms", "adapted", "rounds", "simulated", "scaling")
 
 
@@ -73,16 +76,23 @@ def say(text):
     print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
 
 
-def greedy(pair, input_ids, tokens, config=None, draft=None):
-    """One run; (new tokens, seconds of decoding)."""
-    extra = {} if config is None else {"assistant_model": draft or pair.draft, "speculation": SaguaroConfig(**config)}
+def greedy(pair, input_ids, tokens, config=None, draft=None, cache=None):
+    """One run; tokens a second of decoding. `cache` may hold the target's view of the prompt."""
     kwargs = dict(attention_mask=torch.ones_like(input_ids), do_sample=False, pad_token_id=0, eos_token_id=None)
-    seconds = {}
-    for count in (1, tokens):
+
+    def seconds(count, **extra):
         began = time.perf_counter()
-        out = pair.target.generate(input_ids, max_new_tokens=count, **kwargs, **extra)
-        seconds[count] = time.perf_counter() - began
-    return out[:, input_ids.shape[1] :], seconds[tokens] - seconds[1]
+        if cache is not None:
+            extra["past_key_values"] = copy.deepcopy(cache)
+        pair.target.generate(input_ids, max_new_tokens=count, **kwargs, **extra)
+        return time.perf_counter() - began
+
+    if config is None:
+        spent = -seconds(1) + seconds(tokens)
+    else:
+        seconds(tokens, assistant_model=draft or pair.draft, speculation=SaguaroConfig(**config))
+        spent = hf_saguaro.last_stats(pair.target).decode_seconds
+    return len(input_ids) * (tokens - 1) / spent
 
 
 # Every arm, one run
@@ -344,27 +354,35 @@ def simulated_page(result, settings):
 
 
 def scaling_section(arguments):
-    """(curve, x, arm, tokens/s) for context, batch, K and draft quality, on the small target."""
+    """(curve, x, arm, tokens/s) for context, batch, K, F and draft quality, on the small target."""
     dtype = arguments.dtypes.split(",")[0]
     pair = load_pair(arguments.small_target, DRAFT, dtype=dtype, device="auto")
     words = pair.encode(
-        [{"role": "user", "content": "Tell a long story about a lighthouse keeper and the sea. " * 120}]
+        [{"role": "user", "content": "Tell a long story about a lighthouse keeper and the sea. " * 360}]
     )
     rows, tokens = [], 24
 
-    def point(curve, x, input_ids, config, draft=None):
+    def point(curve, x, input_ids, config, draft=None, cache=None):
         say(f"scaling, {curve} {x}")
         for arm, fields in (("plain", None), ("saguaro", config)):
-            new, seconds = greedy(pair, input_ids, tokens, fields, draft)
-            rows.append({"curve": curve, "x": x, "arm": arm, "tokens_per_second": (new.numel() - len(new)) / seconds})
+            speed = greedy(pair, input_ids, tokens, fields, draft, cache)
+            rows.append({"curve": curve, "x": x, "arm": arm, "tokens_per_second": speed})
 
-    greedy(pair, words[:, :64], tokens, {})
-    for length in (128, 256, 512, 1024):
-        point("context", length, words[:, :length], {})
+    greedy(pair, words[:, :64], 2 * tokens, {})
+    cache = DynamicCache()
+    with torch.no_grad():  # the target reads the longest prompt once
+        pair.target(words[:, : CONTEXTS[-1] - 1], past_key_values=cache, logits_to_keep=1)
+    for length in CONTEXTS:
+        shorter = copy.deepcopy(cache)
+        shorter.crop(length - 1)
+        point("context", length, words[:, :length], {}, cache=shorter)
+    del cache, shorter
     for batch in (1, 2, 4, 8, 16):
         point("batch", batch, words[:, :64].repeat(batch, 1), {})
     for k in (1, 2, 3, 4, 5, 6):
         point("K", k, words[:, :64], {"num_assistant_tokens": k, "execution": "sync"})
+    for f in (1, 2, 3, 4):
+        point("F", f, words[:, :64], {"num_assistant_tokens": 3, "fan_out": f, "execution": "async"})
     small, _ = pairs.load_smollm2()
     for dropped in ((5, 25), pairs.DROPPED_LAYERS, (4, 5, 11, 17, 21, 25), (4, 5, 9, 13, 17, 21, 23, 25)):
         draft = pairs.drop_layers(small, dropped, dtype=pair.draft.dtype)
@@ -385,8 +403,9 @@ def scaling_page(rows, settings):
         )
     return [
         f"Target `{settings['small_target']}`, 24 new tokens (all rows together), one run a point, so the points scatter. The K "
-        "and layers curves are in turns; the others are the default. The numbers are in `speed.csv`.",
-        "![speed against context, batch, K and layers dropped](speed.png)",
+        "and layers curves are in turns, F is overlapped with K = 3 on the cores that the target needs; the others are the "
+        "default. The numbers are in `speed.csv`.",
+        "![speed against context, batch, K, F and layers dropped](speed.png)",
         "\n".join(table),
     ]
 

@@ -168,11 +168,9 @@ class Estimates:
 
     def token_seconds(self) -> dict[str, float]:
         """The same by execution, of those that were seen more than once."""
-        step = self.step.value
-        if step is None:
-            return {}
-        costs = {mode: rate.value * step for mode, rate in list(self.token.items()) if rate.weight >= 2}
-        return {"autoregressive": step, **costs}
+        unit = self.step_seconds()
+        costs = {mode: rate.value * unit for mode, rate in list(self.token.items()) if rate.weight >= 2}
+        return costs if self.step.value is None else {"autoregressive": unit, **costs}
 
     def accept_rates(self, depth: int, copied: bool = False) -> list[float]:
         """Acceptance of the 1st, 2nd .. token of a chain, given that the ones before were accepted."""

@@ -276,8 +276,7 @@ class Policy:
             seen.cores.add(cores)
             return
         seen.verify.setdefault(plan.execution, Typical()).add(verify_seconds)
-        if seen.step.value is not None:
-            seen.token.setdefault(plan.execution, Rate()).add(seconds / seen.step.value, tokens)
+        seen.token.setdefault(plan.execution, Rate()).add(seconds / seen.step_seconds(), tokens)
         if plan.execution == "sync":
             seen.saw_verify(proposal.width, verify_seconds)
         for row, length in accepted.items():

@@ -164,6 +164,10 @@ REFUSED = [
     (coupled, {"lengths": [0, 0]}, r"`lengths` is \[0, 0\].*needs a tensor"),
     (coupled, {"temperature": 0.0}, "`temperature` is 0.0.*above 0"),
     (coupled, {"temperature": float("nan")}, "`temperature` is nan"),
+    (coupled, {"top_k": -1}, "`top_k` is -1"),
+    (coupled, {"top_k": 2.0}, "`top_k` is 2.0.*pass an int"),
+    (coupled, {"top_p": 1.5}, "`top_p` is 1.5.*from 0 to 1"),
+    (coupled, {"min_p": float("nan")}, "`min_p` is nan"),
     (coupled, {"seed": 1}, "`rows` is None.*needs a tensor"),
     (coupled, {"seed": 1.5}, "`seed` is 1.5"),
     (coupled, {"seed": 1, "noise": torch.zeros(2, 3, 5)}, "both `seed` and `noise`"),
@@ -210,5 +214,5 @@ def test_bad_keys_are_refused(arguments):
 
 def test_public_functions_are_those_of_the_reference():
     for name in kernels.__all__:
-        if name != "describe":
+        if name not in ("describe", "uses_triton"):
             assert getattr(kernels, name).__doc__ == getattr(reference, name).__doc__
