@@ -3,7 +3,8 @@
 
 Top-k, top-p and min-p need no pass of their own, and no sort. Each of them keeps the upper end of a row: whatever stands
 above a kept token is kept. So the winner among all tokens is the winner among the kept ones if it is one of these, which
-the count and the mass above it settle; if not, the next to be asked is the winner among the tokens above it.
+the count and the mass above it settle; if not, the next to be asked is the winner among the tokens above it. One of
+these is kept with a chance of at least top-p, so a few questions do.
 """
 
 import math
