@@ -216,6 +216,8 @@ def run(arguments):
         f"V = {arguments.vocab_size:,}, B = {arguments.batch}, K = {arguments.depth}, scores in {arguments.dtype}; "
         f"copy bandwidth {bandwidth / 1e9:,.0f} GB/s; medians of {arguments.repeats} turns.\n\n{machine(device)}"
     )
+    if not on_gpu:
+        about += "\n\nThere was no GPU: what ran is the torch code beside the Triton kernels, which is what a CPU gets."
     return about + "\n\n" + "\n".join(lines) + "\n"
 
 

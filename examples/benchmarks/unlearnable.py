@@ -109,6 +109,7 @@ def table(name, result):
         statistics.fmean(on["seconds"]) / statistics.fmean([statistics.fmean(before["seconds"]), statistics.fmean(after["seconds"])]) - 1
         for before, on, after in zip(blocks[::2], blocks[1::2], blocks[2::2])
     ]  # fmt: skip
+    still = [statistics.fmean(block["seconds"]) for block in blocks[::2]]
     passes = "computes with all threads; the trainer takes its time from one of them"
     if machine["sleeps"]:
         passes = "takes {:g} s, one of the draft {:g} s, and neither a core; training runs on the host's".format(
@@ -119,8 +120,9 @@ def table(name, result):
         "",
         f"A pass of the target {passes} ({' and '.join(map(str, machine['layers']))} layers, hidden size {machine['hidden']}, "
         f"{VOCAB} tokens). A prompt takes {mean['off']:.3f} s with adaptation off and {mean['on']:.3f} s with it on: "
-        f"**{statistics.fmean(turns):+.1%}** (turns, each beside the blocks around it: {', '.join(f'{turn:+.1%}' for turn in turns)}). "
-        f"{metrics['published']} publications, {metrics['refused']} candidates refused, {metrics['steps']} optimizer steps in "
+        f"**{statistics.fmean(turns):+.1%}** (turns, each beside the blocks around it: {', '.join(f'{turn:+.1%}' for turn in turns)}); the "
+        f"blocks without adaptation differ among themselves by {max(still) / min(still) - 1:.0%}. {metrics['published']} publications, "
+        f"{metrics['refused']} candidates refused, {metrics['steps']} optimizer steps in "
         f"{metrics['train_seconds']:.1f} s of the trainer's own thread, {metrics['rows']} rows of feedback.",
         "",
     ]  # fmt: skip
