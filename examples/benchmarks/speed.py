@@ -384,7 +384,8 @@ def scaling_section(arguments):
         pair.target(words[:, : CONTEXTS[-1] - 1], past_key_values=cache, logits_to_keep=1)
     for length in CONTEXTS:
         shorter = copy.deepcopy(cache)
-        shorter.crop(length - 1)
+        if length < CONTEXTS[-1]:
+            shorter.crop(length - CONTEXTS[-1])
         point("context", length, words[:, :length], {}, cache=shorter)
     del cache, shorter
     for batch in (1, 2, 4, 8, 16):
