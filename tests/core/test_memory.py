@@ -116,7 +116,8 @@ def test_what_a_call_before_left_changes_nothing(target, drafts, prompt, batch):
     target, draft = copy.deepcopy(target), copy.deepcopy(drafts["fair"])
 
     def text(prompts, draft=None, **kwargs):
-        extra = {} if draft is None else {"assistant_model": draft, "speculation": "saguaro"}
+        branches = SaguaroConfig(execution="async", num_assistant_tokens=4, fan_out=3)
+        extra = {} if draft is None else {"assistant_model": draft, "speculation": branches}
         return target.generate(
             prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=30, do_sample=False, **extra, **kwargs
         )

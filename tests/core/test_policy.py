@@ -210,6 +210,33 @@ def test_copies_are_as_long_as_their_rows_are_worth():
         assert policy.worth_copying(4) == count
 
 
+def test_a_try_of_turns_drafts_though_nothing_says_that_it_pays():
+    seen = Estimates()
+    policy = Policy(SaguaroConfig(), seen, can_overlap=False)
+    for _ in range(9):
+        seen.step.add(1.0)
+        seen.draft_pass.add(0.9)
+    verifies(seen, of_1=5.0)
+    assert policy.plan([0], 100).execution == "sync"
+    assert policy.pass_pays([0.1]) and not policy.pass_pays([0.1, 0.1])
+    assert policy.worth_verifying([0.1, 0.1, 0.1]) == 2
+
+
+def test_verifies_are_measured_in_steps_and_tell_the_step_of_the_moment():
+    seen = Estimates()
+    seen.step.add(2.0)
+    for _ in range(3):
+        seen.saw_verify(3, 3.0)
+    for _ in range(3):
+        seen.saw_verify(3, 1.5)  # the machine is twice as fast now
+    assert seen.step.value == pytest.approx(1.0)
+    assert seen.extra_seconds(3) == pytest.approx(0.5)
+
+
+def test_copies_are_short_while_nothing_is_known_of_their_cost():
+    assert Policy(SaguaroConfig(), Estimates(), can_overlap=False).worth_copying(8) == 3
+
+
 def test_what_lies_behind_a_rejection_tells_nothing():
     seen, short, before = Estimates(), Estimates(), Estimates().accept_rates(4)
     for _ in range(10):
