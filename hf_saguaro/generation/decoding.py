@@ -57,37 +57,37 @@ class RoundLoop:
         began = time.perf_counter()
         first = self._emit(self.verifier.decide_first(logits))
         self.transcript.stream()
-        outcome = self._outcome(first)
-        self._feed_back(Proposal.empty(self.transcript.batch_size, self.verifier.device), first)
-        plan = self._plan(outcome)
-        proposal = self._serve(lambda: self.speculator.first(outcome, plan))
+        outcome, proposal, prepared = self._outcome(first), self._nothing(), None
+        self._feed_back(proposal, first)
         while outcome.rows:
-            proposal, outcome = self._round(proposal, plan)
-            plan, last_plan = self._plan(outcome), plan
-            if plan.depth and not last_plan.depth:  # the draft had paused and knows the text, but made no chain
-                proposal = self._serve(lambda plan=plan: self.speculator.open(plan))
+            proposal, outcome, prepared = self._round(proposal, outcome, prepared)
         self.stats.decode_seconds = time.perf_counter() - began
 
-    def _round(self, proposal: Proposal, plan: RoundPlan) -> tuple[Proposal, Outcome]:
+    def _round(
+        self, last_proposal: Proposal, last_outcome: Outcome, prepared: Proposal | None
+    ) -> tuple[Proposal, Outcome, Proposal | None]:
+        """Verifies the proposal that was prepared beside the last round, or one that is drafted now."""
         began, cpu_began = time.perf_counter(), time.process_time()
         if self.sink is not None:
             self._learn(self.sink.before_round)
-        prepared = self._prepare(proposal, plan)
+        plan = self._plan(last_outcome)
+        proposal = prepared or self._serve(lambda: self.speculator.answer(last_proposal, last_outcome, plan))
+        drafted = time.perf_counter()
 
+        preparing = self._prepare(proposal, plan)
         logits = self.verifier.forward(proposal, self._last_tokens())
         emitted = self._emit(self.verifier.decide(logits, proposal))
         outcome = self._outcome(emitted)
         verified = time.perf_counter()
+        next_prepared = self._collect(preparing, outcome)
 
-        next_proposal = Proposal.empty(self.transcript.batch_size, self.verifier.device)
-        if outcome.rows:
-            next_proposal = self._next_proposal(prepared, proposal, outcome, plan)
         self._feed_back(proposal, emitted)
         seconds = time.perf_counter() - began
         cores = (time.process_time() - cpu_began) / seconds
-        self._record(proposal, next_proposal, emitted, plan, verified - began, seconds, cores)
+        self._record(plan, proposal, emitted, next_prepared, was_prepared=prepared is not None,
+                     verify_seconds=verified - drafted, seconds=seconds, cores=cores)  # fmt: skip
         self.transcript.stream()
-        return next_proposal, outcome
+        return proposal, outcome, next_prepared
 
     # The draft's side
 
@@ -108,7 +108,7 @@ class RoundLoop:
         return logits
 
     def _plan(self, outcome: Outcome) -> RoundPlan:
-        if self.speculator is None or not outcome.rows:
+        if self.speculator is None:
             return RoundPlan("autoregressive", 0, outcome.rows)
         plan = self.policy.plan(outcome.rows, outcome.room)
         if self.worker is not None:
@@ -121,20 +121,22 @@ class RoundLoop:
         self._verdict = Future()
         return self.worker.submit(self.speculator.prepare, proposal, plan, self._verdict)
 
-    def _next_proposal(
-        self, prepared: Future | None, proposal: Proposal, outcome: Outcome, plan: RoundPlan
-    ) -> Proposal:
-        if prepared is not None:
-            self._verdict.set_result(outcome)
-            return self._serve(prepared.result)
-        return self._serve(lambda: self.speculator.answer(proposal, outcome, plan))
+    def _collect(self, preparing: Future | None, outcome: Outcome) -> Proposal | None:
+        """Tells the draft how the round ended, and takes what it has for the next one."""
+        if preparing is None or not outcome.rows:
+            return None
+        self._verdict.set_result(outcome)
+        return self._serve(preparing.result)
 
     def _serve(self, speculate) -> Proposal:
         """Asks the draft's side for a proposal; without one, the round to come is a plain step of the target."""
         began = time.perf_counter()
         proposal = None if self.speculator is None else self._guarded(speculate)
         self.stats.wait_seconds += time.perf_counter() - began
-        return proposal or Proposal.empty(self.transcript.batch_size, self.verifier.device)
+        return proposal or self._nothing()
+
+    def _nothing(self) -> Proposal:
+        return Proposal.empty(self.transcript.batch_size, self.verifier.device)
 
     def _guarded(self, work: Callable[[], Any]) -> Any:
         """Runs the draft's work. If it fails, the target goes on alone: the text does not need the draft."""
@@ -208,8 +210,8 @@ class RoundLoop:
 
     # What a round leaves behind
 
-    def _record(self, proposal: Proposal, next_proposal: Proposal, emitted: dict[int, list[Decision]],
-                plan: RoundPlan, verify_seconds: float, seconds: float, cores: float) -> None:  # fmt: skip
+    def _record(self, plan: RoundPlan, proposal: Proposal, emitted: dict[int, list[Decision]],
+                next_prepared: Proposal | None, *, verify_seconds: float, **measured: Any) -> None:  # fmt: skip
         rows = list(emitted)
         accepted = {row: sum(decision.accepted for decision in decisions) for row, decisions in emitted.items()}
         tokens = sum(map(len, emitted.values()))
@@ -220,17 +222,11 @@ class RoundLoop:
             hits=[proposal.hits[row] for row in rows],
             drafted=[proposal.lengths[row] for row in rows],
             accepted=list(accepted.values()),
-            prepared=[next_proposal.hits[row] for row in rows],
+            prepared=[next_prepared is not None and next_prepared.hits[row] for row in rows],
             emitted=tokens,
         )
         self.policy.saw_round(
-            plan,
-            proposal,
-            accepted,
-            seconds=seconds,
-            verify_seconds=verify_seconds,
-            tokens=tokens / len(rows),
-            cores=cores,
+            plan, proposal, accepted, tokens=tokens / len(rows), verify_seconds=verify_seconds, **measured
         )
 
     def _feed_back(self, proposal: Proposal, emitted: dict[int, list[Decision]]) -> None:

@@ -20,9 +20,10 @@ from .fan_out import allocate
 
 AUTO_DRAFT_TOKENS = 8
 AUTO_FAN_OUT = 3
-# Tries of a mode that is not the best so far: rounds in a row, what they may cost at first, and their share of all time;
-# and the share of plain steps that only measure.
-_TRIAL_ROUNDS, _FREE_STEPS, _TRIAL_SHARE, _STEP_SHARE = 2, 3, 0.015, 0.005
+# Tries of a mode that is not the best so far: rounds in a row (the first overlapped one finds nothing prepared), what they
+# may cost at first, and their share of all time; and the share of plain steps that only measure.
+_TRIAL_ROUNDS = {"sync": 2, "async": 3}
+_FREE_STEPS, _TRIAL_SHARE, _STEP_SHARE = 3, 0.01, 0.005
 # Draft tokens of a round that tries turns: without any it would try nothing. And those of a copy, as long as nothing is
 # known about what they cost.
 _TRIED_TOKENS, _UNMEASURED_COPY = 2, 3
@@ -99,7 +100,8 @@ class Policy:
         best = min((mode for mode in costs if mode in (*self._modes, "autoregressive")), key=costs.get)
         others = [mode for mode in self._modes if mode != best and self._affords_a_try(mode, is_new=mode not in costs)]
         if others:
-            return self._try(min(others, key=lambda mode: seen.lost.get(mode, 0.0)), _TRIAL_ROUNDS)
+            mode = min(others, key=lambda mode: seen.lost.get(mode, 0.0))
+            return self._try(mode, _TRIAL_ROUNDS[mode])
         lost = seen.lost.get("autoregressive", 0.0)
         if best != "autoregressive" and lost + seen.step.value < _STEP_SHARE * seen.seconds:
             return "autoregressive"  # the unit again
@@ -250,6 +252,7 @@ class Policy:
         proposal: Proposal,
         accepted: dict[int, int],
         *,
+        was_prepared: bool,
         seconds: float,
         verify_seconds: float,
         tokens: float,
@@ -259,27 +262,28 @@ class Policy:
 
         Args:
             accepted (`dict[int, int]`): accept lengths of the rows that ran.
+            was_prepared (`bool`): the proposal was made beside the round before.
             seconds, verify_seconds (`float`): of the whole round, and of the target's work in it.
             tokens (`float`): emitted, per row.
             cores (`float`): kept busy meanwhile, by all threads of the process.
         """
         seen = self.estimates
         seen.seconds += seconds
-        if plan.execution == "autoregressive" and proposal.width:
-            return  # a chain left over from another mode, which has paid for it
+        # What a mode prepared is to its credit, whatever the round that verifies it is called.
+        source = "async" if was_prepared else plan.execution
         costs = seen.token_seconds()
-        if costs and plan.execution != min(costs, key=costs.get):
-            lost = seen.lost.get(plan.execution, 0.0) + seconds - tokens * min(costs.values())
-            seen.lost[plan.execution] = max(lost, 0.0)
-        if plan.execution == "autoregressive":
+        if costs and source != min(costs, key=costs.get):
+            lost = seen.lost.get(source, 0.0) + seconds - tokens * min(costs.values())
+            seen.lost[source] = max(lost, 0.0)
+        if source == plan.execution == "autoregressive":
             seen.step.add(seconds)
             seen.cores.add(cores)
-            return
-        seen.verify.setdefault(plan.execution, Typical()).add(verify_seconds)
-        seen.token.setdefault(plan.execution, Rate()).add(seconds / seen.step_seconds(), tokens)
-        if plan.execution == "sync":
-            seen.saw_verify(proposal.width, verify_seconds)
+        elif was_prepared == plan.overlaps:  # else a mode has just begun, and had to make or was left a first proposal
+            seen.verify.setdefault(source, Typical()).add(verify_seconds)
+            seen.token.setdefault(source, Rate()).add(seconds / seen.step_seconds(), tokens)
+            if source == "sync":
+                seen.saw_verify(proposal.width, verify_seconds)
         for row, length in accepted.items():
-            if plan.overlaps:
+            if was_prepared and plan.overlaps:
                 seen.hit_rate.add(proposal.hits[row])
             seen.saw_chain(proposal.lengths[row], length, proposal.confidence[row], proposal.point_mass[row])

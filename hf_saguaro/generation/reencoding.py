@@ -67,18 +67,9 @@ class ReencodingSpeculator:
         """As [`Speculator.prepare`], with nothing prepared."""
         return self.answer(proposal, verdict.result(), plan)
 
-    def first(self, outcome: Outcome, plan: RoundPlan) -> Proposal:
-        return self.answer(Proposal.empty(len(self._slots), self._device), outcome, plan)
-
     def answer(self, proposal: Proposal, outcome: Outcome, plan: RoundPlan) -> Proposal:
         """The next proposal."""
-        return self._propose(outcome.rows, min(plan.depth, outcome.room - 1))
-
-    def open(self, plan: RoundPlan) -> Proposal:
-        """A proposal for the text as it is."""
-        return self._propose(plan.rows, plan.depth)
-
-    def _propose(self, rows: list[int], depth: int) -> Proposal:
+        rows, depth = outcome.rows, min(plan.depth, outcome.room - 1)
         began = time.perf_counter()
         if self._policy.config.num_assistant_tokens == "auto":
             depth = min(depth, _DEFAULT_DEPTH)

@@ -99,10 +99,6 @@ class Speculator:
         """The next proposal where nothing was prepared: draft and target take turns."""
         return self.serve(proposal, outcome, plan, SpeculationCache(None))
 
-    def first(self, outcome: Outcome, plan: RoundPlan) -> Proposal:
-        """The proposal after the prefill: a miss by definition."""
-        return self.answer(Proposal.empty(len(self.drafter.lengths), self.device), outcome, plan)
-
     def _back_up(
         self, rows: list[int], depth: int, plan: RoundPlan
     ) -> tuple[Chain | None, dict[int, list[int]], list[str]]:

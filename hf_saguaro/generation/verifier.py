@@ -138,8 +138,9 @@ class Verifier:
             accepted = accepted.bool()
             if next_proposed.width:
                 tokens = next_proposed.tokens[:, 0].where(accepted, tokens)
-            settled = zip(tokens.tolist(), accepted.tolist(), scores, given)
-            step = {row: Decision(*values) for row, values in zip(running, settled)}
+            host = torch.stack([tokens, accepted.to(tokens.dtype)], dim=1).tolist()
+            step = {row: Decision(token, bool(is_proposed), scores[i], given[i])
+                    for i, (row, (token, is_proposed)) in enumerate(zip(running, host))}  # fmt: skip
             yield step
             running = [row for row in running if not self.transcript.is_over(row)]
             if not all(step[row].accepted for row in running):

@@ -103,9 +103,11 @@ def test_a_useless_draft_costs_little(pair):
     """The floor: within 5% of decoding without a draft over 256 tokens, whatever the draft costs."""
     target = pair[0]
     useless = tiny_llama(9)
-    plain = run((target, useless), 0.0, tokens=256, verify=0.02, execution="autoregressive")
-    with_draft = run((target, useless), 0.004, tokens=256, verify=0.02)
-    assert with_draft.decode_seconds < 1.05 * plain.decode_seconds
+    plain, with_draft = [], []
+    for _ in range(2):  # a busy moment of this machine only ever adds to a time
+        plain.append(run((target, useless), 0.0, tokens=256, verify=0.02, execution="autoregressive").decode_seconds)
+        with_draft.append(run((target, useless), 0.004, tokens=256, verify=0.02).decode_seconds)
+    assert min(with_draft) < 1.05 * min(plain)
 
 
 @pytest.fixture
