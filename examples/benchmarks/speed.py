@@ -30,7 +30,7 @@ from transformers.utils import logging
 
 import hf_saguaro
 from hf_saguaro import SaguaroConfig
-from hf_saguaro.adaptation import FeedbackRecorder, train_on_records
+from hf_saguaro.adaptation import AdaptationConfig, FeedbackRecorder, train_on_records
 from hf_saguaro.cli import pair as pairs
 from hf_saguaro.cli import report
 from hf_saguaro.cli.arms import StockArm, build_arm
@@ -48,7 +48,8 @@ FEW_ARMS = ("plain", "stock", "stock-k3", "saguaro")
 PEERS = {"economize": ("economize-sync-k3", "economize-k3-f3"), "flashspec": ("flashspec-k3",)}
 # With the draft that has learned: the default, and fixed chains of several lengths.
 ADAPTED = ("saguaro", "sync-k3", "sync-k5", "sync-k7")
-LEARNED_TOKENS = 64
+LEARNING = AdaptationConfig(layers="all", r=32)
+LEARNED_TOKENS, RECORDED_AT_ONCE = 128, 8
 CONTEXTS = (128, 512, 1024, 2048, 4096)
 SECTIONS = ("arms", "adapted", "rounds", "simulated", "scaling")
 
@@ -62,9 +63,9 @@ def parse_arguments():
     parser.add_argument("--target", default="replica:1.8b")
     parser.add_argument("--small-target", default="replica:0.8b", help="of the scaling curves")
     parser.add_argument(
-        "--learn-from", type=int, default=64, help="prompts whose texts the adapted draft learns (default: 64)"
+        "--learn-from", type=int, default=78, help="prompts whose texts the adapted draft learns (default: 78)"
     )
-    parser.add_argument("--epochs", type=int, default=4, help="passes over those texts (default: 4)")
+    parser.add_argument("--epochs", type=int, default=8, help="passes over those texts (default: 8)")
     parser.add_argument("--category", default="math_reasoning", help="their column, and that of the measured prompts")
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--sections", default=",".join(SECTIONS))
@@ -157,17 +158,19 @@ def learned_draft(arguments, questions, folder):
     """The draft after training on the target's texts; and what came of it. The small model, which the target is a widened
     copy of, writes them sooner."""
     pair = load_pair("replica:0.1b", DRAFT, dtype="float32", device="cpu")
+    texts = [pair.encode([{"role": "user", "content": question.turns[0]}])[0].tolist() for question in questions]
     with FeedbackRecorder(folder / "records") as recorder:
-        for number, question in enumerate(questions, 1):
-            input_ids = pair.encode([{"role": "user", "content": question.turns[0]}])
+        for first in range(0, len(texts), RECORDED_AT_ONCE):
+            batch = pair.tokenizer.pad(
+                {"input_ids": texts[first : first + RECORDED_AT_ONCE]}, padding_side="left", return_tensors="pt"
+            )
             pair.target.generate(
-                input_ids, attention_mask=torch.ones_like(input_ids), do_sample=False, max_new_tokens=LEARNED_TOKENS, assistant_model=pair.draft,
-                speculation=SaguaroConfig(num_assistant_tokens=5, execution="sync", adaptation=recorder),
+                **batch, do_sample=False, max_new_tokens=LEARNED_TOKENS, assistant_model=pair.draft,
+                speculation=SaguaroConfig(execution="autoregressive", adaptation=recorder),
             )  # fmt: skip
-            if number % 8 == 0:
-                say(f"recorded {number} texts")
+            say(f"recorded {first + len(batch['input_ids'])} texts")
     outcome = train_on_records(
-        pair.draft, folder / "records", folder / "adapter", epochs=arguments.epochs, progress=_counting
+        pair.draft, folder / "records", folder / "adapter", LEARNING, epochs=arguments.epochs, progress=_counting
     )
     if outcome["published"]:
         return PeftModel.from_pretrained(pair.draft, folder / "adapter").merge_and_unload(), outcome
@@ -202,8 +205,9 @@ def adapted_page(result, settings):
     learning, arms = result["learning"], result["arms"]
     best = max((arm["ratio_to_plain"], name) for name, arm in arms.items() if name.endswith("adapted"))
     return [
-        f"The draft learned from the target's texts after {result['texts']} prompts of {settings['category']} "
-        f"({settings['epochs']} passes, {learning['steps']} steps of `hf-saguaro train`'s trainer, default settings): "
+        f"The draft learned from {LEARNED_TOKENS} tokens of the target's after each of {result['texts']} prompts of {settings['category']} "
+        f"({settings['epochs']} passes, {learning['steps']} steps of `hf-saguaro train`'s trainer, LoRA of rank {LEARNING.r} on "
+        f"{LEARNING.layers} layers): "
         f"{'published' if learning['published'] else 'refused'}, {learning['reason']}, {learning['gain_over_bare']:+.0%} over the "
         f"bare draft on held-out texts. Then, float32, {settings['limit']} prompts of that column that were not among them, "
         f"{settings['tokens']} new tokens, {settings['repeats']} interleaved repeats.",
@@ -413,7 +417,9 @@ def scaling_page(rows, settings):
             f"| {curve} | {x} | {arms['plain']:.2f} | {arms['saguaro']:.2f} | {arms['saguaro'] / arms['plain']:.2f} |"
         )
     return [
-        f"Target `{settings['small_target']}`, 24 new tokens (all rows together), one run a point, so the points scatter. The K "
+        f"Target `{settings['small_target']}`, 24 new tokens (all rows together), one run a point, so the points scatter. The "
+        "prompts repeat one sentence, which the model goes on repeating where they are long, and rows of a batch are alike: what "
+        "the context and batch curves show is how the cost of a round grows, with text that is easy to foresee. The K "
         "and layers curves are in turns, F is overlapped with K = 3 on the cores that the target needs; the others are the "
         "default. The numbers are in `speed.csv`.",
         "![speed against context, batch, K, F and layers dropped](speed.png)",
