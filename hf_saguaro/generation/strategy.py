@@ -105,9 +105,9 @@ def saguaro_decoding(
     stats = _LAST_STATS[compat.unwrap(self)] = SaguaroStats()
     shared = _cores() if draft is not None and _both_on_cpu(self, draft) else None
     policy = Policy(config, estimates_of(self, draft, batch_size), _can_overlap(self, draft), shared)
-    speculator, worker, sink = None, None, None
+    speculator, worker = None, None
+    sink = None if assistant_model is None else _adapter(config, assistant_model, self)
     if draft is not None:
-        sink = _adapter(config, draft, self)
         worker = DraftWorker(_draft_threads(self, draft)) if policy.may_overlap else None
         tokenizers = (tokenizer, assistant_tokenizer)
         try:

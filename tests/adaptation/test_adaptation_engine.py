@@ -115,13 +115,15 @@ def test_sampled_text_depends_on_the_seed_alone_with_a_random_adapter_in_every_r
         assert swapped.tolist() == alone.tolist()
 
 
+@pytest.mark.parametrize("execution", ["sync", "autoregressive"])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_feedback_is_the_emitted_text_after_its_prompt(target, draft, adapter, batch):
+def test_feedback_is_the_emitted_text_after_its_prompt(target, draft, adapter, batch, execution):
+    """Also where nothing is drafted: the draft learns from what the target says."""
     prompt = torch.cat(list(prompts(batch)), dim=0)
     if batch > 1:
         prompt[0, :2] = 0  # left padding
     mask = (prompt != 0).long()
-    out = speculate(target, draft, adapter, prompt, attention_mask=mask)
+    out = speculate(target, draft, adapter, prompt, attention_mask=mask, execution=execution)
     collected = sum(adapter._buffer.contents().values(), [])
     assert len(collected) == batch
     for row in out:
