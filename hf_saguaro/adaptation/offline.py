@@ -70,7 +70,8 @@ def train_on_records(draft: nn.Module, records: str | os.PathLike, output_direct
     held_out = [index for index, flag in enumerate(dataset["held_out"]) if flag]
     learnt = [index for index, flag in enumerate(dataset["held_out"]) if not flag]
     batches = list(_batches(learnt, epochs, batch_size * accelerator.num_processes, config.seed))
-    for batch in progress(batches):
+    for number, batch in enumerate(progress(batches)):
+        learner.rate_factor = 1 - number / len(batches)  # unlike a stream, a run has an end to settle at
         own = batch[accelerator.process_index :: accelerator.num_processes]
         sequences = [_checked(sequence_of(dataset[index]), vocab_size) for index in own]
         learner.step(sequences, reduce=lambda tensors: _average(tensors, accelerator))

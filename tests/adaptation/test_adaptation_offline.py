@@ -25,6 +25,7 @@ from hf_saguaro.adaptation import (
     resolve,
     train_on_records,
 )
+from hf_saguaro.adaptation.learner import Learner
 from hf_saguaro.adaptation.recorder import sequence_of
 
 
@@ -72,6 +73,20 @@ def test_training_on_records_writes_an_adapter_that_beats_the_bare_draft(records
         adapted = PeftModel.from_pretrained(tiny_draft(), tmp_path / "out")(tokens).logits
         assert not torch.allclose(adapted, draft(tokens).logits)
     assert (tmp_path / "out" / "README.md").exists()
+
+
+def test_a_runs_rate_falls_to_its_end(records, tmp_path, monkeypatch):
+    rates, step = [], Learner.step
+
+    def seen(learner, *args, **kwargs):
+        loss = step(learner, *args, **kwargs)
+        rates.append(learner._optimizer.param_groups[0]["lr"])
+        return loss
+
+    monkeypatch.setattr(Learner, "step", seen)
+    train_on_records(tiny_draft(), records, tmp_path / "out", CONFIG, epochs=4)
+    assert max(rates) > 0.7 * CONFIG.learning_rate and rates[-1] < 0.05 * CONFIG.learning_rate
+    assert rates[12:] == sorted(rates[12:], reverse=True)
 
 
 def test_training_that_does_not_help_writes_nothing(records, tmp_path):
