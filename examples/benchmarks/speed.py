@@ -49,7 +49,7 @@ PEERS = {"economize": ("economize-sync-k3", "economize-k3-f3"), "flashspec": ("f
 # With the draft that has learned: the default, and fixed chains of several lengths.
 ADAPTED = ("saguaro", "sync-k3", "sync-k5", "sync-k7")
 LEARNING = AdaptationConfig(layers="all", r=32)
-LEARNED_TOKENS, RECORDED_AT_ONCE = 192, 8
+LEARNED_TOKENS, RECORDED_AT_ONCE = 160, 8
 CONTEXTS = (128, 512, 1024, 2048, 4096)
 SECTIONS = ("arms", "adapted", "rounds", "simulated", "scaling")
 
