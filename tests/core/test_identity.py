@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import pytest
@@ -10,6 +11,9 @@ import torch
 
 import hf_saguaro
 from hf_saguaro import SaguaroConfig
+from hf_saguaro.generation.policy import Policy
+
+from ..conftest import VOCAB
 
 
 DRAFTS = ("good", "fair", "unrelated", "constant", "itself")
@@ -168,3 +172,24 @@ def test_a_compiled_draft_changes_no_token(target, drafts, prompt, plain):
         assert out.tolist() == plain(prompt, 20).tolist()
     stats = hf_saguaro.last_stats(target)
     assert stats.draft_failure is None and stats.compile_seconds == 0.0  # the second call compiles nothing
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("kind", ["good", "fair", "itself"])
+def test_a_mode_may_change_with_every_round(target, drafts, kind, batch, monkeypatch):
+    """Also where a round of another mode is left with what an overlapped one prepared for it."""
+    modes = ["autoregressive", "sync", "async", "autoregressive", "async", "sync", "sync", "async", "async"]
+    seen = itertools.cycle(modes)
+    monkeypatch.setattr(Policy, "_best_execution", lambda policy: next(seen))
+    monkeypatch.setattr(Policy, "may_overlap", True)
+    prompts = torch.randint(2, VOCAB, (batch, 7), generator=torch.Generator().manual_seed(8))
+    mask = torch.ones_like(prompts)
+    mask[1:, :2] = 0
+    kwargs = dict(attention_mask=mask, max_new_tokens=40, do_sample=False)
+    plain = target.generate(prompts, **kwargs)
+    config = SaguaroConfig(num_assistant_tokens=3, fan_out=2)
+    assert target.generate(prompts, assistant_model=drafts[kind], speculation=config, **kwargs).equal(plain)
+    stats = hf_saguaro.last_stats(target)
+    assert len(stats.rounds_by_execution) == 3 and (stats.row_hits or kind == "fair")
+    if kind == "itself" and batch == 1:  # a draft that knows the text as it is now is right every time
+        assert stats.accepted_tokens == stats.drafted_tokens
