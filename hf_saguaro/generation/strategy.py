@@ -16,6 +16,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from .. import compat
 from ..config import SaguaroConfig
+from ..errors import SaguaroError
 from ..stats import SaguaroStats
 from .acceptance import CoupledVerification, RejectionVerification
 from .decoding import RoundLoop, leave_draft_out
@@ -70,7 +71,9 @@ def saguaro_decoding(
     began = time.perf_counter()
     config = SaguaroConfig.of(generation_config)
     draft = None if config.execution == "autoregressive" else assistant_model
+    tokenizers = (tokenizer, assistant_tokenizer)
     check_inputs(self, generation_config, logits_processor, model_kwargs, synced_gpus)
+    sink = None if assistant_model is None else _adapter(config, assistant_model, self, tokenizers)
     check_reads_slots(self)
     prompt = Prompt.of(input_ids, model_kwargs, generation_config)
     returns_dict = generation_config.return_dict_in_generate
@@ -106,10 +109,8 @@ def saguaro_decoding(
     shared = _cores() if draft is not None and _both_on_cpu(self, draft) else None
     policy = Policy(config, estimates_of(self, draft, batch_size), _can_overlap(self, draft), shared)
     speculator, worker = None, None
-    sink = None if assistant_model is None else _adapter(config, assistant_model, self)
     if draft is not None:
         worker = DraftWorker(_draft_threads(self, draft)) if policy.may_overlap else None
-        tokenizers = (tokenizer, assistant_tokenizer)
         try:
             speculator = _speculator(
                 self, draft, config, policy, acceptance, logits_processor, prompt, transcript, tokenizers, last_position
@@ -204,11 +205,17 @@ def _both_on_cpu(target: nn.Module, draft: nn.Module) -> bool:
     return all(compat.execution_device(model).type == "cpu" for model in (target, draft))
 
 
-def _adapter(config: SaguaroConfig, draft: nn.Module, target: nn.Module):
+def _adapter(config: SaguaroConfig, draft: nn.Module, target: nn.Module, tokenizers: tuple[Any, Any]):
     if config.adaptation is None:
         return None
     from .. import adaptation  # peft is optional: only who adapts needs it
 
+    records = isinstance(config.adaptation, adaptation.FeedbackRecorder)
+    if not records and not same_vocabulary(target, draft, tokenizers):
+        raise SaguaroError(
+            "`adaptation` teaches the draft the target's token ids, which mean other text to a draft with another tokenizer. "
+            "Leave it out, or use a draft with the target's tokenizer."
+        )
     adapter = adaptation.resolve(config.adaptation, draft)
     adapter.attach(target)
     return adapter

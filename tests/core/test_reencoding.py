@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 import hf_saguaro
 from hf_saguaro import SaguaroConfig, SaguaroError
+from hf_saguaro.adaptation import AdaptationConfig, FeedbackRecorder, load_records
 
 from ..conftest import tiny_llama
 
@@ -62,3 +63,27 @@ def test_without_tokenizers_it_is_refused(translated):
     target, draft, _ = translated
     with pytest.raises(SaguaroError, match="assistant_tokenizer"):
         target.generate(torch.tensor([[5, 6]]), max_new_tokens=4, assistant_model=draft, speculation="saguaro")
+
+
+@pytest.mark.parametrize("adaptation", [True, AdaptationConfig(r=2)], ids=["true", "config"])
+@pytest.mark.parametrize("execution", ["auto", "autoregressive"])
+def test_such_a_draft_cannot_learn_the_targets_ids(translated, adaptation, execution):
+    target, draft, tokenizers = translated
+    before = copy.deepcopy(draft.state_dict())
+    with pytest.raises(SaguaroError, match="another tokenizer"):
+        target.generate(
+            torch.tensor([[5, 6]]), max_new_tokens=4, assistant_model=draft,
+            speculation=SaguaroConfig(adaptation=adaptation, execution=execution), **tokenizers,
+        )  # fmt: skip
+    assert all(value.equal(before[name]) for name, value in draft.state_dict().items())
+
+
+def test_what_such_a_pair_writes_can_be_recorded(translated, tmp_path):
+    """For a draft that shares the target's ids, another day."""
+    target, draft, tokenizers = translated
+    with FeedbackRecorder(tmp_path) as recorder:
+        text = target.generate(
+            torch.tensor([[5, 6]]), max_new_tokens=6, do_sample=False, assistant_model=draft,
+            speculation=SaguaroConfig(adaptation=recorder), **tokenizers,
+        )[0]  # fmt: skip
+    assert load_records(tmp_path)[0]["tokens"] == text.tolist()
