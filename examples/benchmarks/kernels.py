@@ -91,6 +91,12 @@ def make_cases(arguments):
             rejection,
             (2 * K + 1) * row_bytes,
         ),
+        "the same, temperature 0.8, top-p 0.9": (
+            kernels.rejection_verification,
+            (target, draft, proposals, lengths),
+            rejection | {"temperature": 0.8, "top_p": 0.9},
+            (2 * K + 1) * row_bytes,
+        ),
         "fork selection, F = 3": (
             kernels.select_forks,
             (target, proposals, lengths, [3] * (K + 1)),

@@ -94,7 +94,6 @@ class CoupledVerification:
     """Keyed noise on both sides; `seed=None` is greedy decoding."""
 
     needs_scores = False
-    takes_filters = True  # top-k and the like, where the kernels run in Triton
 
     def __init__(self, seed: int | None, vocab_size: int, device: torch.device):
         self.seed = None if seed is None else seed & _SEED_MASK
@@ -154,7 +153,6 @@ class RejectionVerification:
     """The paper's verification; `cache_bias` below 1 is Saguaro sampling (section 4.2)."""
 
     needs_scores = True
-    takes_filters = False
 
     def __init__(self, seed: int, vocab_size: int, cache_bias: float = 1.0, fan_out: int = 0):
         # Three independent streams: what the draft draws, what the accept tests see, what the target draws.
@@ -184,7 +182,8 @@ class RejectionVerification:
         proposal = Proposal(empty, [0] * len(rows), None, [True] * len(rows))
         return self.verify(scores[:, None], proposal, rows, positions)[1]
 
-    def verify(self, scores: torch.Tensor, proposal: Proposal, rows: list[int], positions: list[int]):
+    def verify(self, scores: torch.Tensor, proposal: Proposal, rows: list[int], positions: list[int],
+               filters: dict[str, float] | None = None):  # fmt: skip
         """As [`CoupledVerification.verify`]."""
         device, width = scores.device, proposal.width
         row = torch.tensor(rows, device=device)
@@ -199,6 +198,7 @@ class RejectionVerification:
             point_mass=torch.tensor(proposal.point_mass, device=device),
             uniforms=tests[:, :width],
             residual_seeds=self._target ^ (row << 40) ^ start,
+            **(filters or {}),
         )
 
     def forget_before(self, positions: dict[int, int]) -> None:

@@ -63,8 +63,8 @@ class TargetProcessors:
 
     Attributes:
         row_wise (`bool`): a whole block can be processed at once.
-        filters (`dict[str, float]` or `None`): all of them as arguments of `kernels.coupled_verification`, where nothing
-            else is among them.
+        filters (`dict[str, float]` or `None`): all of them as arguments of a verification kernel, where nothing else is
+            among them.
         in_step (`bool`): all rows must be processed together, at the same step of the text.
     """
 

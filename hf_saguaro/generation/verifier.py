@@ -90,12 +90,7 @@ class Verifier:
 
     def _needs_no_processors(self, logits: torch.Tensor) -> bool:
         """Whether the kernel takes the logits as they come, without a pass of processors before it."""
-        return (
-            self.acceptance.takes_filters
-            and self.processors.filters is not None
-            and not self.shows_scores
-            and kernels.uses_triton(logits)
-        )
+        return self.processors.filters is not None and not self.shows_scores and kernels.uses_triton(logits)
 
     @staticmethod
     def _settled(accepted: torch.Tensor, next_token: torch.Tensor, proposal: Proposal,

@@ -67,21 +67,25 @@ def _chain(scores, proposals, lengths):
     _tensor("lengths", lengths, (batch,), _INT64, scores.device)
 
 
+def _filters(temperature, top_k, top_p, min_p):
+    if not (isinstance(temperature, numbers.Real) and 0 < temperature < math.inf):
+        raise SaguaroError(
+            f"`temperature` is {temperature!r}, but scores are divided by it; pass a number above 0. Greedy "
+            "decoding is coupled verification with neither `seed` nor `noise`."
+        )
+    _count("top_k", top_k, 0, 2**31 - 1, "it counts the tokens that stay")
+    for name, value in (("top_p", top_p), ("min_p", min_p)):
+        if not (isinstance(value, numbers.Real) and 0 <= value <= 1):
+            raise SaguaroError(f"`{name}` is {value!r}, but it is a share of probability; pass a number from 0 to 1.")
+
+
 def coupled_verification(
     scores, proposals, lengths, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=None, rows=None,
     positions=None, noise=None,
 ):  # fmt: skip
     _scores("scores", scores, ("B", "K+1", "V"))
     _chain(scores, proposals, lengths)
-    if not (isinstance(temperature, numbers.Real) and 0 < temperature < math.inf):
-        raise SaguaroError(
-            f"`temperature` is {temperature!r}, but scores are divided by it; pass a number above 0, or neither `seed` "
-            "nor `noise` for greedy decoding."
-        )
-    _count("top_k", top_k, 0, 2**31 - 1, "it counts the tokens that stay")
-    for name, value in (("top_p", top_p), ("min_p", min_p)):
-        if not (isinstance(value, numbers.Real) and 0 <= value <= 1):
-            raise SaguaroError(f"`{name}` is {value!r}, but it is a share of probability; pass a number from 0 to 1.")
+    _filters(temperature, top_k, top_p, min_p)
     if seed is not None:
         if noise is not None:
             raise SaguaroError("both `seed` and `noise` were given, which are two ways to say the same; pass one.")
@@ -92,9 +96,13 @@ def coupled_verification(
         _tensor("noise", noise, scores.shape, _FLOAT32, scores.device)
 
 
-def rejection_verification(target_scores, draft_scores, proposals, lengths, *, point_mass, uniforms, residual_seeds):
+def rejection_verification(
+    target_scores, draft_scores, proposals, lengths, *, point_mass, uniforms, residual_seeds, temperature=1.0, top_k=0,
+    top_p=1.0, min_p=0.0,
+):  # fmt: skip
     _scores("target_scores", target_scores, ("B", "K+1", "V"))
     _chain(target_scores, proposals, lengths)
+    _filters(temperature, top_k, top_p, min_p)
     batch, count, vocab_size = target_scores.shape
     device = target_scores.device
     if draft_scores is not None:

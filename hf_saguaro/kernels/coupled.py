@@ -1,10 +1,10 @@
 # Copyright 2026 The hf_saguaro authors. SPDX-License-Identifier: Apache-2.0
 """Coupled verification in Triton; see `reference.coupled_verification`.
 
-Top-k, top-p and min-p need no pass of their own, and no sort. Each of them keeps the upper end of a row: whatever stands
-above a kept token is kept. So the winner among all tokens is the winner among the kept ones if it is one of these, which
-the count and the mass above it settle; if not, the next to be asked is the winner among the tokens above it. One of
-these is kept with a chance of at least top-p, so a few questions do.
+Top-k, top-p and min-p need no pass of their own, and where they cut a row (`filters.py`) need not be known. The winner
+among all tokens is the winner among the kept ones if it is one of these, which the count and the mass above it settle; if
+not, the next to be asked is the winner among the tokens above it. One of these is kept with a chance of at least top-p,
+so a few questions do.
 """
 
 import math
@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from . import reference
+from .filters import kth_largest, leave_largest, scores_of, stands_above
 from .tiles import (
     LAUNCH_OPTIONS,
     WIDEST,
@@ -26,7 +27,6 @@ from .tiles import (
     packed_value,
     share_row,
     signed_words,
-    take_top,
     uniform_lanes,
 )
 
@@ -34,15 +34,6 @@ from .tiles import (
 _BLOCKS = 1024
 _STREAM = tl.constexpr(reference.STREAM_COUPLED)
 _GREEDY, _KEYED, _GIVEN = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-
-
-@triton.jit
-def _scores_of(score_row, token_stride, tokens, vocab_size, temperature, TEMPERED: tl.constexpr):
-    address = score_row + tokens.to(tl.int64) * token_stride
-    value = tl.load(address, mask=tokens < vocab_size, other=-float("inf")).to(tl.float32)
-    if TEMPERED:
-        value = tl.div_rn(value, temperature)
-    return value
 
 
 @triton.jit
@@ -81,9 +72,9 @@ def _noised_best(
             uniforms = uniform_lanes(first_block, position, row, _STREAM, key_0, key_1, BLOCKS)
         for lane in tl.static_range(4):
             tokens = lane_tokens(first_block, lane, BLOCKS)
-            value = _scores_of(score_row, score_stride_token, tokens, vocab_size, temperature, TEMPERED)
+            value = scores_of(score_row, score_stride_token, tokens, vocab_size, temperature, TEMPERED)
             if FILTERED:
-                higher = _stands_above(value, tokens, above_value, above_token)
+                higher = stands_above(value, tokens, above_value, above_token)
                 value = tl.where(higher & (value >= lowest), value, -float("inf"))
             peak = tl.maximum(peak, value)
             if NOISE == _KEYED:
@@ -98,21 +89,15 @@ def _noised_best(
 
 
 @triton.jit
-def _stands_above(value, token, other_value, other_token):
-    """In the order that a filter goes by: that of a stable rising sort."""
-    return (value > other_value) | ((value == other_value) & (token > other_token))
-
-
-@triton.jit
 def _masses(score_row, token_stride, vocab_size, temperature, kth, peak, above_value, above_token, TILE: tl.constexpr):
     """Sums of `exp(score - peak)` over a row's scores of at least `kth`: of those above a token, and of all."""
     above, all_of_them = tl.zeros((TILE,), tl.float32), tl.zeros((TILE,), tl.float32)
     for tile in range(tl.cdiv(vocab_size, TILE)):
         tokens = tile * TILE + tl.arange(0, TILE)
-        value = _scores_of(score_row, token_stride, tokens, vocab_size, temperature, True)
+        value = scores_of(score_row, token_stride, tokens, vocab_size, temperature, True)
         weight = tl.where(value >= kth, tl.exp(value - peak), 0.0)
         all_of_them += weight
-        above += tl.where(_stands_above(value, tokens, above_value, above_token), weight, 0.0)
+        above += tl.where(stands_above(value, tokens, above_value, above_token), weight, 0.0)
     return tl.sum(above, 0), tl.sum(all_of_them, 0)
 
 
@@ -144,7 +129,7 @@ def _best_of_kept(
     asking = key >= 0
     while asking:
         token = packed_token(key).to(tl.int32)
-        value = _scores_of(score_row, score_stride_token, token, vocab_size, temperature, True)
+        value = scores_of(score_row, score_stride_token, token, vocab_size, temperature, True)
         asking = (value >= lowest) == 0
         if TOP_P:
             above, kept = _masses(
@@ -159,26 +144,6 @@ def _best_of_kept(
             asking = top > -float("inf")  # else nothing stands above it: the first of a row is always kept
             key = tl.where(asking, higher, key)
     return key
-
-
-@triton.jit
-def _leave_largest(
-    score_row, token_stride, vocab_size, temperature, count, list_start, WIDTH: tl.constexpr, TILE: tl.constexpr
-):
-    """Leaves the packed `count` largest scores of this program's one tile of a row."""
-    tokens = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    values = _scores_of(score_row, token_stride, tokens, vocab_size, temperature, True)
-    largest, others = take_top(tl.where(tokens < vocab_size, pack(values, tokens), 0), count, WIDTH)
-    tl.store(list_start + tl.arange(0, WIDTH), largest)
-
-
-@triton.jit
-def _kth_largest(lists, count, WIDTH: tl.constexpr, SHARES: tl.constexpr):
-    """The last of the `count` largest scores of a row, of which every program left its own."""
-    item = tl.arange(0, SHARES * WIDTH)
-    keys = tl.load(lists + item, mask=item < tl.num_programs(1) * WIDTH, other=0, cache_modifier=".cg")
-    largest, others = take_top(keys, count, WIDTH)
-    return packed_value(tl.sum(tl.where(tl.arange(0, WIDTH) == count - 1, largest, 0), 0))
 
 
 @triton.jit(
@@ -244,7 +209,7 @@ def coupled_kernel(
         tl.atomic_max(highest + line, pack(peak, tl.zeros((), tl.int32)))
     if TOP_K:
         list_start = lists + (line * shares + share) * WIDTH
-        _leave_largest(score_row, score_stride_token, vocab_size, temperature, top_k, list_start, WIDTH, 4 * BLOCKS)
+        leave_largest(score_row, score_stride_token, vocab_size, temperature, top_k, list_start, WIDTH, 4 * BLOCKS)
         tl.debug_barrier()  # the part is written before the arrival is counted
 
     if tl.atomic_add(arrived + line, 1) == shares - 1:
@@ -252,7 +217,7 @@ def coupled_kernel(
             peak = packed_value(tl.load(highest + line, cache_modifier=".cg"))
             kth = tl.full((), -float("inf"), tl.float32)
             if TOP_K:
-                kth = _kth_largest(lists + line * shares * WIDTH, top_k, WIDTH, SHARES)
+                kth = kth_largest(lists + line * shares * WIDTH, top_k, WIDTH, SHARES)
             key = _best_of_kept(
                 tl.load(best + line, cache_modifier=".cg"), score_row, score_stride_token, noise_row, noise_stride_token,
                 vocab_size, temperature, position, noise_of, key_0, key_1, kth, tl.maximum(kth, peak + log_min_p), top_p,

@@ -202,10 +202,13 @@ def coupled_verification(
     return accepted, choices.gather(1, accepted[:, None])[:, 0], choices
 
 
-def rejection_verification(target_scores, draft_scores, proposals, lengths, *, point_mass, uniforms, residual_seeds):
+def rejection_verification(
+    target_scores, draft_scores, proposals, lengths, *, point_mass, uniforms, residual_seeds, temperature=1.0, top_k=0,
+    top_p=1.0, min_p=0.0,
+):  # fmt: skip
     """Speculative sampling: accept by the ratio of target to draft, then draw the residual.
 
-    With p = softmax(target_scores) and q = softmax(draft_scores), proposal s at depth j is accepted iff `u q(s) <
+    With p = softmax(warp(target_scores)) and q = softmax(draft_scores), proposal s at depth j is accepted iff `u q(s) <
     p(s)`, so a token of p = 0 never is, whatever u (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv
     2302.01318). At the first rejection the next token is drawn from (p - q)+ normalised, or from p where that is zero
     everywhere; after `lengths[b]` acceptances from p at that depth. A point mass is a proposal without a q: it is
@@ -216,7 +219,7 @@ def rejection_verification(target_scores, draft_scores, proposals, lengths, *, p
     Ties go to the lowest token id.
 
     Args:
-        target_scores (`torch.Tensor`): [B, K+1, V], the target's fully processed scores.
+        target_scores (`torch.Tensor`): [B, K+1, V], the target's scores, processed but for what `warp` does here.
         draft_scores (`torch.Tensor`, *optional*): [B, K, V], scores of the q that each proposal was really drawn from;
             ignored at point masses and beyond `lengths`. May be `None` where every row is a point mass, or K is 0.
         proposals (`torch.Tensor`): [B, K] int64.
@@ -225,11 +228,13 @@ def rejection_verification(target_scores, draft_scores, proposals, lengths, *, p
         uniforms (`torch.Tensor`): [B, K] float32 in [0, 1), independent of everything the draft has seen.
         residual_seeds (`torch.Tensor`): [B] int64, fresh ones every round, independent likewise: any of the 2^64
             values, for example `torch.randint(2**63 - 1, (B,), generator=generator)`.
+        temperature, top_k, top_p, min_p (*optional*): as in `warp`; see `coupled_verification` on the end of `top_p`.
 
     Returns:
         `tuple`: `accepted` [B] int64 and `next_token` [B] int64.
     """
     batch, count, vocab_size = target_scores.shape
+    target_scores = warp(target_scores, temperature, top_k, top_p, min_p)
     depth = count - 1
     every_row = torch.arange(batch, device=target_scores.device)
     log_sum_p = _log_sum(target_scores)

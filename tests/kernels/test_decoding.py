@@ -11,12 +11,12 @@ from hf_saguaro import SaguaroConfig
 from hf_saguaro.generation.processors import TargetProcessors
 
 
-def text(monkeypatch, kernels, target, draft, prompt, **kwargs):
+def text(monkeypatch, kernels, target, draft, prompt, verification="coupled", **kwargs):
     device = kernels[1]
     target, draft = copy.deepcopy(target).to(device), copy.deepcopy(draft).to(device)
     monkeypatch.setenv("HF_SAGUARO_KERNELS", kernels[0])
     # In turns: the interpreter runs one kernel at a time.
-    mode = SaguaroConfig(seed=11, num_assistant_tokens=3, execution="sync")
+    mode = SaguaroConfig(seed=11, num_assistant_tokens=3, execution="sync", verification=verification)
     kwargs = {"do_sample": True, "max_new_tokens": 10, "assistant_model": draft, "speculation": mode} | kwargs
     ids = prompt.to(device)
     return target.generate(ids, attention_mask=torch.ones_like(ids), **kwargs)
@@ -38,21 +38,23 @@ def no_pass_of_processors(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("sampling", "batch"),
+    ("verification", "sampling", "batch"),
     [
-        ({"temperature": 0.8, "top_k": 20, "top_p": 0.9}, 1),
-        ({"temperature": 1.3, "top_k": 0, "top_p": 0.8, "min_p": 0.05}, 1),
-        ({"top_k": 5}, 2),
-        ({"do_sample": False}, 2),
+        ("coupled", {"temperature": 0.8, "top_k": 20, "top_p": 0.9}, 1),
+        ("coupled", {"temperature": 1.3, "top_k": 0, "top_p": 0.8, "min_p": 0.05}, 1),
+        ("coupled", {"top_k": 5}, 2),
+        ("coupled", {"do_sample": False}, 2),
+        ("rejection", {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.05}, 1),
+        ("rejection", {"temperature": 1.3, "top_k": 0}, 2),
     ],
 )
 def test_kernels_filter_in_place_of_the_processors(
-    monkeypatch, triton, no_pass_of_processors, target, drafts, prompt, sampling, batch
+    monkeypatch, triton, no_pass_of_processors, target, drafts, prompt, verification, sampling, batch
 ):
     prompts = prompt.repeat(batch, 1)
-    expected = text(monkeypatch, ("torch", "cpu"), target, drafts["fair"], prompts, **sampling)
+    expected = text(monkeypatch, ("torch", "cpu"), target, drafts["fair"], prompts, verification, **sampling)
     no_pass_of_processors()
-    assert text(monkeypatch, triton, target, drafts["fair"], prompts, **sampling).cpu().equal(expected)
+    assert text(monkeypatch, triton, target, drafts["fair"], prompts, verification, **sampling).cpu().equal(expected)
 
 
 @pytest.mark.parametrize(

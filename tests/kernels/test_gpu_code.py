@@ -17,16 +17,16 @@ import pytest
 
 INT64 = (
     "rows positions proposals lengths best accepted next_token choices seeds token_ids tokens_out sent source "
-    "destination lists table highest"
+    "destination lists table highest cuts"
 )
-FLOAT32 = "output noise uniforms peaks totals log_probs log_residual log_q log_q_token draft"
+FLOAT32 = "output noise uniforms peaks totals log_probs log_residual log_q log_q_token draft log_sums"
 TYPES = dict.fromkeys(INT64.split(), "*i64") | dict.fromkeys(FLOAT32.split(), "*fp32")
 TYPES |= {"arrived": "*i32", "widths": "*i32", "starts": "*i32", "point_mass": "*u8"}
 TYPES |= {"scores": "*bf16", "target": "*bf16", "element": "*bf16", "temperature": "fp32", "log_bias": "fp32"}
 TYPES |= {"top_p": "fp32", "log_min_p": "fp32", "lines_done": "*i32"}
 
 
-def coupled_constants(**changes):
+def constants_of(**changes):
     switches = {"TEMPERED": True, "FILTERED": False, "TOP_K": False, "TOP_P": False}
     return switches | {"DEPTHS": 8, "WIDTH": 1, "SHARES": 32, "BLOCKS": 1024} | changes
 
@@ -67,13 +67,15 @@ def compile_all(types_only):
             stop_after_types(monkeypatch)
         for kernel, constants in [
             (noise.keyed_noise_kernel, {"GUMBEL": True, "BLOCKS": 1024}),
-            (coupled.coupled_kernel, coupled_constants(NOISE=0, TEMPERED=False)),
-            (coupled.coupled_kernel, coupled_constants(NOISE=1)),
-            (coupled.coupled_kernel, coupled_constants(NOISE=2, DEPTHS=1)),
-            (coupled.coupled_kernel, coupled_constants(NOISE=1, FILTERED=True, TOP_K=True, TOP_P=True, WIDTH=64)),
-            (coupled.coupled_kernel, coupled_constants(NOISE=0, FILTERED=True, TOP_P=True)),
-            (rejection.rejection_kernel, {"HAS_DRAFT": True, "DEPTHS": 8, "SHARES": 32, "BLOCKS": 1024}),
-            (rejection.rejection_kernel, {"HAS_DRAFT": False, "DEPTHS": 1, "SHARES": 32, "BLOCKS": 1024}),
+            (coupled.coupled_kernel, constants_of(NOISE=0, TEMPERED=False)),
+            (coupled.coupled_kernel, constants_of(NOISE=1)),
+            (coupled.coupled_kernel, constants_of(NOISE=2, DEPTHS=1)),
+            (coupled.coupled_kernel, constants_of(NOISE=1, FILTERED=True, TOP_K=True, TOP_P=True, WIDTH=64)),
+            (coupled.coupled_kernel, constants_of(NOISE=0, FILTERED=True, TOP_P=True)),
+            (rejection.rejection_kernel, constants_of(HAS_DRAFT=True, TEMPERED=False)),
+            (rejection.rejection_kernel, constants_of(HAS_DRAFT=False, DEPTHS=1)),
+            (rejection.rejection_kernel, constants_of(HAS_DRAFT=True, FILTERED=True, TOP_K=True, TOP_P=True, WIDTH=64)),
+            (rejection.rejection_kernel, constants_of(HAS_DRAFT=False, FILTERED=True)),
             (forks.fork_kernel, {"WIDTH": 4, "SHARES": 32, "TILE": 4096}),
             (top_k.top_k_kernel, {"WIDTH": 64, "SHARES": 32, "TILE": 4096}),
             (cache_bias.biased_draw_kernel, {"WIDTH": 4, "SHARES": 32, "TILE": 4096}),
@@ -101,7 +103,7 @@ def compile_in_another_python(what, cache):
     environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     result = subprocess.run([sys.executable, __file__, what], env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-3000:]
-    assert result.stdout.count("compiled") == 12
+    assert result.stdout.count("compiled") == 14
 
 
 def test_kernels_have_the_types_of_a_compiled_program(tmp_path):

@@ -13,8 +13,12 @@ ALMOST_ONE = 1 - 2**-24
 INF = torch.inf
 
 
+FILTERS = ("temperature", "top_k", "top_p", "min_p")
+
+
 def verify(device, target, draft, proposals, lengths, **options):
     """Runs on `device`; lists become tensors, and what is not given is harmless."""
+    filters = {name: options.pop(name) for name in FILTERS if name in options}
     target, proposals, lengths = torch.as_tensor(target), torch.as_tensor(proposals), torch.as_tensor(lengths)
     batch = target.shape[0]
     options = {
@@ -29,6 +33,7 @@ def verify(device, target, draft, proposals, lengths, **options):
         proposals.to(device),
         lengths.to(device),
         **{name: value.to(device) for name, value in options.items()},
+        **filters,
     )
     assert accepted.dtype == token.dtype == torch.int64
     return accepted.cpu(), token.cpu()
@@ -244,6 +249,35 @@ def test_kernel_equals_the_reference_without_a_draft(triton_device, generator):
     expected = reference.rejection_verification(target, None, proposals, lengths, **options)
     results = verify(triton_device, target, None, proposals, lengths, **options)
     assert all(a.equal(b) for a, b in zip(results, expected))
+
+
+# Scores in steps of a quarter tie everywhere, also at the ends of what a filter keeps.
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize(
+    ("batch", "depth", "vocab_size", "dtype", "filters"),
+    [
+        (3, 2, 1031, torch.float32, {"temperature": 0.7, "top_k": 50, "top_p": 0.9, "min_p": 0.02}),
+        (4, 3, 777, torch.bfloat16, {"top_p": 0.8}),
+        (2, 4, 97, torch.float16, {"top_p": 0.95, "temperature": 1.6}),
+        (3, 3, 5000, torch.float32, {"min_p": 0.1}),
+        (5, 1, 4099, torch.float32, {"top_k": 7}),
+        (3, 2, 300, torch.float32, {"top_k": 200, "top_p": 0.5}),  # more than a kernel lists
+        (2, 2, 31, torch.float32, {"top_k": 64, "top_p": 0.0}),
+        (2, 1, 49_152, torch.bfloat16, {"top_p": 0.9, "temperature": 0.8}),
+        (3, 2, 500, torch.float32, {"temperature": 0.5}),
+    ],
+)
+def test_kernel_filters_as_the_reference(triton_device, generator, batch, depth, vocab_size, dtype, filters, ties):
+    (target, draft, proposals, lengths), options = random_round(
+        batch, depth, vocab_size, dtype, torch.float32, generator
+    )
+    if ties:
+        target = (target * 4).round() / 4
+    for seed in range(3):
+        options["residual_seeds"] += seed
+        expected = reference.rejection_verification(target, draft, proposals, lengths, **options, **filters)
+        results = verify(triton_device, target, draft, proposals, lengths, **options, **filters)
+        assert all(a.equal(b) for a, b in zip(results, expected))
 
 
 def test_kernel_equals_the_reference_after_filters(triton_device, generator):
