@@ -20,11 +20,13 @@ import statistics
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 
 import torch
 from peft import PeftModel
 from sleeping import sleeping, tiny_pair
+from torch import nn
 from transformers import DynamicCache
 from transformers.utils import logging
 
@@ -46,10 +48,13 @@ ARMS = ("plain", "stock", "stock-k3", "stock-k4", "saguaro", "sync-k3", "async-k
 # With a further dtype: enough to see which dtype each should be run in.
 FEW_ARMS = ("plain", "stock", "stock-k3", "saguaro")
 PEERS = {"economize": ("economize-sync-k3", "economize-k3-f3"), "flashspec": ("flashspec-k3",)}
-# With the draft that has learned: the default, and fixed chains of several lengths.
-ADAPTED = ("saguaro", "sync-k3", "sync-k5", "sync-k7")
+# With the draft that has learned, and with the same in int8, which a CPU reads sooner.
+ADAPTED = ("saguaro", "sync-k3", "sync-k5")
+ADAPTED_INT8 = ("stock", "saguaro", "sync-k3", "sync-k5", "sync-k7")
 LEARNING = AdaptationConfig(layers="all", r=32)
-LEARNED_TOKENS, RECORDED_AT_ONCE = 160, 8
+LEARNED_TOKENS, RECORDED_AT_ONCE = 160, 19
+# How the target writes the texts to learn from: as it is measured, and again and again with more variety.
+SAMPLED = {"do_sample": True, "temperature": 0.8, "top_k": 0, "top_p": 1.0}
 CONTEXTS = (128, 512, 1024, 2048, 4096)
 SECTIONS = ("arms", "adapted", "rounds", "simulated", "scaling")
 
@@ -63,9 +68,15 @@ def parse_arguments():
     parser.add_argument("--target", default="replica:1.8b")
     parser.add_argument("--small-target", default="replica:0.8b", help="of the scaling curves")
     parser.add_argument(
-        "--learn-from", type=int, default=78, help="prompts whose texts the adapted draft learns (default: 78)"
+        "--learn-from", type=int, default=76, help="prompts whose texts the adapted draft learns (default: 76)"
     )
-    parser.add_argument("--epochs", type=int, default=8, help="passes over those texts (default: 8)")
+    parser.add_argument(
+        "--samples", type=int, default=5, help="sampled texts a prompt beside the greedy one (default: 5)"
+    )
+    parser.add_argument("--epochs", type=int, default=2, help="passes over those texts (default: 2)")
+    parser.add_argument(
+        "--learned", type=Path, help="folder that keeps what was learned, and is read where it holds it"
+    )
     parser.add_argument("--category", default="math_reasoning", help="their column, and that of the measured prompts")
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--sections", default=",".join(SECTIONS))
@@ -158,23 +169,31 @@ def learned_draft(arguments, questions, folder):
     """The draft after training on the target's texts; and what came of it. The small model, which the target is a widened
     copy of, writes them sooner."""
     pair = load_pair("replica:0.1b", DRAFT, dtype="float32", device="cpu")
+    adapter = folder / "adapter"
+    if not adapter.exists():
+        record_texts(arguments, questions, pair, folder / "records")
+        train_on_records(pair.draft, folder / "records", adapter, LEARNING, epochs=arguments.epochs, progress=_counting)
+    if not adapter.exists():
+        raise SystemExit("the gate refused what was learned: nothing to measure")
+    outcome = json.loads((adapter / "history.jsonl").read_text().splitlines()[-1])
+    return PeftModel.from_pretrained(pair.draft, adapter).merge_and_unload(), outcome
+
+
+def record_texts(arguments, questions, pair, folder):
     texts = [pair.encode([{"role": "user", "content": question.turns[0]}])[0].tolist() for question in questions]
-    with FeedbackRecorder(folder / "records") as recorder:
-        for first in range(0, len(texts), RECORDED_AT_ONCE):
-            batch = pair.tokenizer.pad(
-                {"input_ids": texts[first : first + RECORDED_AT_ONCE]}, padding_side="left", return_tensors="pt"
-            )
-            pair.target.generate(
-                **batch, do_sample=False, max_new_tokens=LEARNED_TOKENS, assistant_model=pair.draft,
-                speculation=SaguaroConfig(execution="autoregressive", adaptation=recorder),
-            )  # fmt: skip
-            say(f"recorded {first + len(batch['input_ids'])} texts")
-    outcome = train_on_records(
-        pair.draft, folder / "records", folder / "adapter", LEARNING, epochs=arguments.epochs, progress=_counting
-    )
-    if outcome["published"]:
-        return PeftModel.from_pretrained(pair.draft, folder / "adapter").merge_and_unload(), outcome
-    return pair.draft, outcome
+    torch.manual_seed(0)
+    with FeedbackRecorder(folder) as recorder:
+        for sample in range(1 + arguments.samples):
+            for first in range(0, len(texts), RECORDED_AT_ONCE):
+                batch = pair.tokenizer.pad(
+                    {"input_ids": texts[first : first + RECORDED_AT_ONCE]}, padding_side="left", return_tensors="pt"
+                )
+                pair.target.generate(
+                    **batch, max_new_tokens=LEARNED_TOKENS, assistant_model=pair.draft,
+                    speculation=SaguaroConfig(execution="autoregressive", adaptation=recorder),
+                    **(SAMPLED if sample else {"do_sample": False}),
+                )  # fmt: skip
+                say(f"recorded {sample * len(texts) + first + len(batch['input_ids'])} texts")
 
 
 def _counting(batches):
@@ -187,35 +206,41 @@ def adapted_section(arguments):
     questions = [question for question in read_prompts(arguments.prompts) if question.column == arguments.category]
     measured, stream = questions[: arguments.limit], questions[arguments.limit :][: arguments.learn_from]
     with tempfile.TemporaryDirectory() as folder:
-        learned, outcome = learned_draft(arguments, stream, Path(folder))
+        learned, outcome = learned_draft(arguments, stream, arguments.learned or Path(folder))
     pair = load_pair(arguments.target, DRAFT, dtype="float32", device="auto")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch will hand this function over to torchao one day
+        int8 = torch.ao.quantization.quantize_dynamic(copy.deepcopy(learned), {nn.Linear}, dtype=torch.qint8)
     arms = [build_arm(name, pair.target, pair.draft) for name in ("plain", "stock", "saguaro")]
-    for name in ADAPTED:
-        arm = build_arm(name, pair.target, learned)
-        arm.name += ", adapted"
-        arms.append(arm)
+    for names, draft, suffix in ((ADAPTED, learned, ", adapted"), (ADAPTED_INT8, int8, ", adapted, int8")):
+        for name in names:
+            arms.append(build_arm(name, pair.target, draft))
+            arms[-1].name += suffix
     items = run_arms(
         arms, measured, pair.encode, pair.tokenizer, max_new_tokens=arguments.tokens, repeats=arguments.repeats,
         warm_up_tokens=16, progress=lambda what: say(f"adapted, {what}"),
     )  # fmt: skip
+    outcome.pop("origin", None)  # a folder of this machine
     return {"learning": outcome, "texts": len(stream), "arms": summarize(arms, items, pair.target)}
 
 
 def adapted_page(result, settings):
     learning, arms = result["learning"], result["arms"]
-    best = max((arm["ratio_to_plain"], name) for name, arm in arms.items() if name.endswith("adapted"))
+    best = max((arm["ratio_to_plain"], name) for name, arm in arms.items() if "adapted" in name and "stock" not in name)
     return [
-        f"The draft learned from {LEARNED_TOKENS} tokens of the target's after each of {result['texts']} prompts of {settings['category']} "
-        f"({settings['epochs']} passes, {learning['steps']} steps of `hf-saguaro train`'s trainer, LoRA of rank {LEARNING.r} on "
-        f"{LEARNING.layers} layers): "
-        f"{'published' if learning['published'] else 'refused'}, {learning['reason']}, {learning['gain_over_bare']:+.0%} over the "
-        f"bare draft on held-out texts. Then, float32, {settings['limit']} prompts of that column that were not among them, "
-        f"{settings['tokens']} new tokens, {settings['repeats']} interleaved repeats.",
+        f"The draft learned from {LEARNED_TOKENS} tokens of the target's after each of {result['texts']} prompts of {settings['category']}, "
+        f"once greedy and {settings['samples']} times sampled at a temperature of {SAMPLED['temperature']} ({settings['epochs']} passes, "
+        f"{learning['steps']} steps of `hf-saguaro train`'s trainer, LoRA of rank {LEARNING.r} on {LEARNING.layers} layers): "
+        f"{learning['reason']}, {learning['gain_over_bare']:+.0%} over the bare draft on held-out texts. Then, float32, "
+        f"{settings['limit']} prompts of that column that were not among them, {settings['tokens']} new tokens, "
+        f"{settings['repeats']} interleaved repeats. `int8` is the same draft after `torch.ao.quantization.quantize_dynamic`: a "
+        "CPU reads its weights in a fraction of the time, and the text is the target's whatever the draft computes in.",
         f"```\n{report.table(arms)}\n```",
         f"The best adapted arm is {best[1]}, {best[0]:.2f} times plain. What no training could pass, were every draft token "
         "accepted at these times of verify and draft: "
         + ", ".join(f"{name}: {_never_wrong(arm, arms['plain']):.2f}" for name, arm in arms.items() if "sync-" in name)
         + ".",
+        f"```\n{report.time_table(arms)}\n```",
     ]
 
 
@@ -486,7 +511,9 @@ def main():
     for section in arguments.sections.split(","):
         result[section] = {
             "settings": {
-                name: value for name, value in vars(arguments).items() if name not in ("output", "sections", "prompts")
+                name: value
+                for name, value in vars(arguments).items()
+                if name not in ("output", "sections", "prompts", "learned")
             },
             "result": globals()[f"{section}_section"](arguments),
             "date": time.strftime("%Y-%m-%d"),

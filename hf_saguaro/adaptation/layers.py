@@ -48,6 +48,11 @@ def modules_to_adapt(model: nn.Module, config: AdaptationConfig) -> list[str]:
         for name, module in layers[index].named_modules():
             if isinstance(module, (nn.Linear, Conv1D)) and _is_target(name, config.target_modules):
                 names.append(f"{prefix}.{index}.{name}")
+    if not names and not _examples(model):
+        raise SaguaroError(
+            f"{type(model).__name__} has no linear layer in floating point, and quantised ones cannot learn; load the draft in "
+            "float32, bfloat16 or float16 (the target may stay quantised)."
+        )
     if not names:
         raise SaguaroError(
             f"`target_modules`={config.target_modules!r} matches no linear layer in layers {chosen} of "
@@ -73,5 +78,5 @@ def _is_target(name: str, target_modules: str | list[str]) -> bool:
     return any(name == target or name.endswith(f".{target}") for target in target_modules)
 
 
-def _examples(layer: nn.Module) -> list[str]:
-    return [name for name, module in layer.named_modules() if isinstance(module, (nn.Linear, Conv1D))][:3]
+def _examples(model: nn.Module) -> list[str]:
+    return [name for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))][:3]

@@ -181,6 +181,13 @@ def test_a_draft_that_shares_layers_with_the_target_is_refused(make_adapter):
     make_adapter(draft).attach(target)
 
 
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
+def test_a_draft_in_int8_is_refused():
+    quantization = pytest.importorskip("torch.ao.quantization")  # to leave torch one day
+    with pytest.raises(SaguaroError, match="quantised ones cannot learn"):
+        OnlineAdapter(quantization.quantize_dynamic(tiny_draft(), {torch.nn.Linear}))
+
+
 def test_drafts_that_cannot_be_adapted_are_refused_by_name():
     peft_draft = get_peft_model(tiny_draft(), LoraConfig(target_modules=["q_proj"]))
     with pytest.raises(SaguaroError, match="merge_and_unload"):

@@ -57,6 +57,22 @@ def tiny(name, attention):
     return model
 
 
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
+@pytest.mark.parametrize("execution", ["async", "sync"])
+def test_a_draft_in_int8_changes_no_text(execution):
+    target = tiny("llama", "sdpa")
+    quantization = pytest.importorskip("torch.ao.quantization")  # to leave torch one day
+    draft = quantization.quantize_dynamic(copy.deepcopy(target), {torch.nn.Linear})
+    ids = torch.randint(2, VOCAB, (2, 11), generator=torch.Generator().manual_seed(1))
+    plain = target.generate(ids, max_new_tokens=24, do_sample=False)
+    config = SaguaroConfig(num_assistant_tokens=3, fan_out=2, execution=execution, backup="draft")
+    out = target.generate(ids, max_new_tokens=24, do_sample=False, assistant_model=draft, speculation=config)
+    assert out.tolist() == plain.tolist()
+    stats = hf_saguaro.last_stats(target)
+    assert stats.draft_failure is None
+    assert stats.accepted_tokens > 0.7 * stats.drafted_tokens > 0
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_text_is_plain_generates(name, attention):
