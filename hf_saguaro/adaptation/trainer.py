@@ -216,5 +216,5 @@ class Trainer:
 
 
 def _quiet_stream(device: torch.device):
-    """A CUDA stream of the lowest priority, so that the models that serve come first; `None` elsewhere."""
+    """A CUDA stream of its own, of the lowest priority there is, the default stream's; `None` elsewhere."""
     return torch.cuda.Stream(device, priority=0) if device.type == "cuda" else None
