@@ -248,6 +248,8 @@ def adapted_page(result, settings):
         f"The best adapted arm is {best[1]}, {best[0]:.2f} times plain. What no training could pass, were every draft token "
         "accepted at these times of verify and draft: "
         + ", ".join(f"{name}: {_never_wrong(arm, arms['plain']):.2f}" for name, arm in arms.items() if "sync-" in name)
+        + ". In steps of plain decoding, a verify and a draft pass cost: "
+        + ", ".join(f"{name}: {_in_steps(arm, arms['plain'])}" for name, arm in arms.items() if "sync-" in name)
         + ".",
         f"```\n{report.time_table(arms)}\n```",
     ]
@@ -258,6 +260,12 @@ def _never_wrong(arm, plain):
     stats, tokens = arm["stats"], arm["settings"]["num_assistant_tokens"] + 1
     rate = tokens * stats["rounds"] / (stats["verify_seconds"] + stats["draft_seconds"])
     return rate / plain["tokens_per_second"]
+
+
+def _in_steps(arm, plain):
+    stats, per_second = arm["stats"], plain["tokens_per_second"]
+    verify, draft = (stats[name] / stats["rounds"] * per_second for name in ("verify_seconds", "draft_seconds"))
+    return f"{verify:.2f} and {draft / arm['settings']['num_assistant_tokens']:.2f}"
 
 
 # Where a round's time goes
