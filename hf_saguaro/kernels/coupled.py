@@ -21,11 +21,10 @@ from .tiles import (
     count_accepted,
     finite_or_zero,
     lane_tokens,
-    list_tile,
     pack,
     packed_token,
     packed_value,
-    share_row,
+    share_listed_row,
     signed_words,
     uniform_lanes,
 )
@@ -267,11 +266,7 @@ def coupled_verification(
     else:
         mode, given = (_GREEDY, scores) if noise is None else (_GIVEN, noise)
         rows = positions = lengths
-    blocks = list_tile(vocab_size) // 4 if top_k else _BLOCKS
-    shares, tiles_each = share_row(device, lines, vocab_size, 4 * blocks)
-    if top_k:
-        shares, tiles_each = triton.cdiv(vocab_size, 4 * blocks), 1
-    width = triton.next_power_of_2(max(top_k, 1))
+    blocks, shares, tiles_each, width = share_listed_row(device, lines, vocab_size, top_k, _BLOCKS)
     lists = torch.empty((lines * shares * width,), dtype=torch.int64, device=device) if top_k else scratch
     coupled_kernel[(lines, shares)](
         scores,

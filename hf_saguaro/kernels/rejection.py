@@ -16,11 +16,10 @@ from .tiles import (
     count_accepted,
     finite_or_zero,
     lane_tokens,
-    list_tile,
     log_of_sum,
     pack,
     packed_token,
-    share_row,
+    share_listed_row,
     uniform_lanes,
 )
 
@@ -232,11 +231,7 @@ def rejection_verification(
     draft = target_scores if draft_scores is None else draft_scores
     lines = batch * (count if draft_scores is None else 2 * count - 1)
     filtered = top_k > 0 or top_p < 1 or min_p > 0
-    blocks = list_tile(vocab_size) // 4 if top_k else _BLOCKS
-    shares, tiles_each = share_row(device, lines, vocab_size, 4 * blocks)
-    if top_k:
-        shares, tiles_each = triton.cdiv(vocab_size, 4 * blocks), 1
-    width = triton.next_power_of_2(max(top_k, 1))
+    blocks, shares, tiles_each, width = share_listed_row(device, lines, vocab_size, top_k, _BLOCKS)
     sums = torch.empty((lines * (2 * shares + 1),), device=device)
     keys = torch.empty((lines * (shares * width + 1) if filtered else 1,), dtype=torch.int64, device=device)
     counts = torch.zeros((lines + batch,), dtype=torch.int32, device=device)

@@ -40,6 +40,17 @@ def share_row(device, rows, vocab_size, tile):
     return triton.cdiv(tiles, tiles_each), tiles_each
 
 
+def share_listed_row(device, rows, vocab_size, top_k, blocks):
+    """As `share_row`, for programs that also list the `top_k` largest of their part: then each has one tile.
+
+    Returns counter blocks of a tile (`blocks` without a top-k), programs, tiles for each, and places of a list.
+    """
+    if top_k == 0:
+        return blocks, *share_row(device, rows, vocab_size, 4 * blocks), 1
+    tile = list_tile(vocab_size)
+    return tile // 4, triton.cdiv(vocab_size, tile), 1, triton.next_power_of_2(top_k)
+
+
 def signed_words(seed):
     """The seed's two words as int32, the type that every value of a kernel argument then has."""
     return tuple(word - (1 << 32) if word >> 31 else word for word in reference.split_seed(seed))
