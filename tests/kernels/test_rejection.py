@@ -133,7 +133,7 @@ Q = torch.tensor([[0.50, 0.30, 0.15, 0.04, 0.01], [0.20, 0.20, 0.20, 0.20, 0.20]
 DRAWS = 40_000
 
 
-def draw_rounds(device, generator, q_told, lengths=2, point_mass=False):
+def draw_rounds(device, generator, q_told, lengths=2, point_mass=False, **filters):
     """Emitted tokens of many independent rounds in which the proposals are really drawn from Q: accept lengths, and
     [DRAWS, 3] tokens of which the first `accepted + 1` are meant."""
     proposals = torch.stack([row.multinomial(DRAWS, replacement=True, generator=generator) for row in Q], 1)
@@ -146,6 +146,7 @@ def draw_rounds(device, generator, q_told, lengths=2, point_mass=False):
         uniforms=torch.rand(DRAWS, 2, generator=generator),
         residual_seeds=torch.randint(-(2**63), 2**63 - 1, (DRAWS,), generator=generator),
         point_mass=torch.full((DRAWS,), point_mass),
+        **filters,
     )
     tokens = torch.cat([proposals, token[:, None]], 1)
     return accepted, tokens.scatter(1, accepted[:, None], token[:, None])
@@ -167,6 +168,16 @@ def test_every_emitted_token_has_the_law_of_the_target(fast_device, generator, p
     share = torch.minimum(P[:2], Q).sum(1) if not point_mass else (P[:2] * Q).sum(1)
     first, second = (accepted >= 1).float().mean(), (accepted == 2).float().sum() / (accepted >= 1).sum()
     torch.testing.assert_close(torch.stack([first, second]), share, atol=0.01, rtol=0)
+
+
+@pytest.mark.parametrize("filters", [{"temperature": 0.6, "top_k": 2}, {"top_p": 0.75}, {"min_p": 0.4}], ids=str)
+def test_filters_make_the_law_of_what_they_leave(fast_device, generator, filters):
+    accepted, tokens = draw_rounds(fast_device, generator, Q, **filters)
+    law = reference.warp(P.log(), **filters).softmax(-1)
+    assert (law == 0).sum() > (P == 0).sum()
+    assert pvalue(tokens[:, 0], law[0]) > 0.01
+    assert pvalue(tokens[accepted >= 1, 1], law[1]) > 0.01
+    assert pvalue(tokens[accepted == 2, 2], law[2]) > 0.01
 
 
 def test_the_residual_is_what_the_draft_lacks(fast_device, generator):
