@@ -57,7 +57,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print_environment(args: argparse.Namespace) -> int:
-    values = {**environment(), "kernels": kernels.describe(), "execution": _execution()}
+    values = {
+        **environment(),
+        "kernels": kernels.describe(),
+        "few rows": kernels.describe_few_rows(),
+        "execution": _execution(),
+    }
     width = max(map(len, values))
     for name, value in values.items():
         print(f"{name.ljust(width)}  {'-' if value is None else value}")

@@ -1,55 +1,98 @@
 # Copyright 2026 The hf_saguaro authors. SPDX-License-Identifier: Apache-2.0
-"""Matrix products of a few rows on a CPU: what a verify of K + 1 tokens is made of.
+"""Linear layers for few rows on a CPU: what a verify of K + 1 tokens and a draft pass are made of.
 
-In float32 the usual kernel reads a matrix once for one row, but takes about three times as long for four. The same
-product written the other way round, `(W x^T)^T`, takes hardly longer than one row, so a verify costs what a step costs;
-for the dozens of rows of a tree or a batch it is still the faster one. It is made for 4 rows or a multiple of 8: three
-take longer than four, so rows of zeros fill them up. Only the order of the operands changes; sums are rounded as any
-other kernel may round them.
+The usual kernels read a matrix once for one row, but take about three times as long for four. Two ways out: a kernel of
+our own (`kernels/few_rows.cpp`), for which even eight rows are hardly dearer than one; and where there is no compiler to
+build it, the same product in float32 written the other way round, `(W x^T)^T`. Each is taken where a trial on this very
+processor finds it to be the fastest. Only the order of sums changes; they are rounded as any other kernel may round them.
 """
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
+from .. import kernels
+from ..kernels.few_rows import few_rows_product, fits, obstacle
+
+
+Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 _MOST_ROWS = 64
+# Rows that a trial is held with, each for those up to the next; and by how much a product must be faster to be taken.
+_TRIED_ROWS = (1, 4, 24)
+_ADVANTAGE = 1.1
 
 
-class _Transposed(TorchFunctionMode):
-    """Writes every linear layer of few rows the other way round. Holds for the thread that enters it."""
+class FewRows:
+    """The linear layers of `model` that can do better for few rows; none where the usual kernels are the best.
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func is F.linear and not kwargs and len(args) >= 2 and _has_few_rows(*args[:2]):
-            return _transposed(*args)
-        return func(*args, **(kwargs or {}))
+    Trials are held here, in advance, while nothing else runs that they would disturb or be disturbed by. Layers that
+    something else has taken hold of (offloading, quantization) are left alone.
+    """
+
+    def __init__(self, model: nn.Module):
+        compiled = kernels.wants_compiled()
+        self._forwards = []
+        for layer in model.modules():
+            if type(layer) is nn.Linear and "forward" not in vars(layer) and layer.weight.device.type == "cpu":
+                products = [fastest_product(rows, layer.weight.dtype, compiled) for rows in _TRIED_ROWS]
+                if any(product is not F.linear for product in products):
+                    self._forwards.append((vars(layer), functools.partial(_forward, layer, products)))
+
+    @contextlib.contextmanager
+    def replaced(self, rows: int) -> Iterator[None]:
+        """Inside, these layers compute products of few rows as fast as they can. `rows` are those of the pass."""
+        forwards = self._forwards if rows <= _MOST_ROWS else []
+        for attributes, forward in forwards:
+            attributes["forward"] = forward
+        try:
+            yield
+        finally:
+            for attributes, _ in forwards:
+                attributes.pop("forward", None)  # a pass of the same model on another thread may have been here
 
 
-def few_rows(rows: int, dtype: torch.dtype, device: torch.device) -> contextlib.AbstractContextManager:
-    """Inside, products of `rows` rows are fast. Nothing changes where that would not pay: one row, many rows, another
-    dtype, a GPU, or a CPU whose kernels have no such weakness."""
-    is_meant = dtype == torch.float32 and device.type == "cpu" and not torch.is_autocast_enabled("cpu")
-    if is_meant and 1 < rows <= _MOST_ROWS and _pays():
-        return _Transposed()
-    return contextlib.nullcontext()
+def _forward(layer: nn.Linear, products: list[Product], x: torch.Tensor) -> torch.Tensor:
+    product = F.linear
+    if _is_meant(x, layer.weight) and fits(x, layer.weight, layer.bias):
+        rows = x.numel() // x.shape[-1]
+        product = products[bisect.bisect(_TRIED_ROWS, rows) - 1] if rows <= _MOST_ROWS else F.linear
+    return product(x, layer.weight, layer.bias)
 
 
-def _has_few_rows(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    if type(x) is not torch.Tensor or type(weight) not in (torch.Tensor, nn.Parameter) or weight.dim() != 2:
-        return False  # quantized weights, for one, know products of their own
-    rows = x.numel() // x.shape[-1]
-    return 1 < rows <= _MOST_ROWS and x.dtype == weight.dtype == torch.float32 and weight.device.type == "cpu"
+def _is_meant(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether another product may be taken: not for autograd, autocast or weights with products of their own."""
+    return (
+        type(x) is torch.Tensor
+        and type(weight) in (torch.Tensor, nn.Parameter)
+        and not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled("cpu")
+    )
 
 
-def _transposed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+@functools.cache
+def fastest_product(rows: int, dtype: torch.dtype, compiled: bool = True) -> Product:
+    """Found out once by a trial, on a matrix that no cache next to a core holds; `compiled` allows our own kernel."""
+    candidates = [few_rows_product] if compiled and obstacle(dtype) is None else []
+    if dtype == torch.float32 and rows > 1:
+        candidates.append(_transposed)
+    if not candidates:
+        return F.linear
+    weight, x = (torch.ones(n, 2048, dtype=dtype, device="cpu") for n in (4096, rows))
+    seconds = {product: _seconds(product, x, weight) for product in (F.linear, *candidates)}
+    best = min(candidates, key=seconds.__getitem__)
+    return best if _ADVANTAGE * seconds[best] < seconds[F.linear] else F.linear
+
+
+def _transposed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     flat = x.reshape(-1, x.shape[-1])
     rows = flat.shape[0]
     y = torch.mm(weight, F.pad(flat, (0, 0, 0, _filled_up(rows) - rows)).T).T[:rows].contiguous()
@@ -57,24 +100,16 @@ def _transposed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 
 
 def _filled_up(rows: int) -> int:
-    """The number of rows that takes least time among those of at least `rows`."""
+    """The number of rows that takes least time among those of at least `rows`: 4 and multiples of 8 go well."""
     if rows in (5, 6):
         return rows
     return 4 if rows <= 4 else -(-rows // 8) * 8
 
 
-@functools.cache
-def _pays() -> bool:
-    """Found out once by a trial: four rows through a matrix that no cache next to a core holds."""
-    plain = {"dtype": torch.float32, "device": "cpu"}
-    weight, x = torch.ones(4096, 1024, **plain), torch.ones(4, 1024, **plain)
-    return 1.25 * _seconds(lambda: _transposed(x, weight)) < _seconds(lambda: F.linear(x, weight))
-
-
-def _seconds(work: Callable[[], torch.Tensor]) -> float:
+def _seconds(product: Product, x: torch.Tensor, weight: torch.Tensor) -> float:
     best = float("inf")
     for _ in range(5):
         began = time.perf_counter()
-        work()
+        product(x, weight, None)
         best = min(best, time.perf_counter() - began)
     return best

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from .. import compat
-from .few_rows import few_rows
+from .few_rows import FewRows
 from .slot_cache import SlotCache, Storage
 from .tree_mask import AttentionKinds, TreeLayout, causal
 
@@ -58,6 +58,8 @@ class SlotModel:
         self._runs_compiled = compiled or compat.is_compiled(model)
         self._compiled = _compiled_forward(model) if compiled else None
         self.compile_seconds = 0.0
+        # What is compiled has chosen its kernels.
+        self._few_rows = None if self._runs_compiled else FewRows(model)
 
     def close(self) -> None:
         """Leaves the cache's slots, without the text, to the next call of this model."""
@@ -155,11 +157,6 @@ class SlotModel:
         mask = self.kinds.masks(causal(written, slots), positions, (slots - 1)[None], self.dtype)
         return self._call(tokens, positions, written, start, end, keep, self._index(rows), mask, compiled)
 
-    def _few_rows(self, tokens: torch.Tensor):
-        if self._runs_compiled:  # what is compiled has chosen its kernels
-            return contextlib.nullcontext()
-        return few_rows(tokens.numel(), self.dtype, tokens.device)
-
     def _index(self, rows: list[int] | None) -> torch.Tensor | None:
         return None if rows is None or len(rows) == self.batch_size else torch.tensor(rows, device=self.device)
 
@@ -177,7 +174,7 @@ class SlotModel:
             kwargs["logits_to_keep"] = keep
         began = time.perf_counter()
         forward = self._compiled if compiled else self.model
-        with self._few_rows(tokens):
+        with self._few_rows.replaced(tokens.numel()) if self._few_rows else contextlib.nullcontext():
             logits = forward(input_ids=tokens, return_dict=True, **kwargs).logits
         if compiled and time.perf_counter() - began > _COMPILING:
             self.compile_seconds += time.perf_counter() - began

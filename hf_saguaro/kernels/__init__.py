@@ -1,14 +1,14 @@
 # Copyright 2026 The hf_saguaro authors. SPDX-License-Identifier: Apache-2.0
-"""Verification kernels: the functions of `reference.py`, in Triton or in plain torch.
+"""Verification kernels: the functions of `reference.py`, in Triton or in plain torch; and the products of few rows.
 
 The environment variable `HF_SAGUARO_KERNELS` says which:
 
 * `auto` (the default): Triton for tensors on a GPU where it is installed, torch everywhere else;
 * `triton`: Triton, or an error where it cannot run. For CPU tensors it runs under Triton's interpreter only
   (`TRITON_INTERPRET=1`, set before Triton is imported), which is for tests;
-* `torch`: torch everywhere.
+* `torch`: torch everywhere. Only this leaves out the product that a C++ compiler builds for the CPU (`few_rows.py`), too.
 
-Both give the same numbers. Bad arguments raise `SaguaroError` before anything is launched.
+Triton and torch give the same numbers. Bad arguments raise `SaguaroError` before anything is launched.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import os
 import torch
 
 from ..errors import SaguaroError
-from . import checks, reference
+from . import checks, few_rows, reference
 
 
 __all__ = [
@@ -27,12 +27,14 @@ __all__ = [
     "commit_slots",
     "coupled_verification",
     "describe",
+    "describe_few_rows",
     "keyed_gumbel",
     "keyed_uniform",
     "rejection_verification",
     "select_forks",
     "top_k_with_residual",
     "uses_triton",
+    "wants_compiled",
 ]
 
 _VARIABLE = "HF_SAGUARO_KERNELS"
@@ -95,6 +97,11 @@ def uses_triton(tensor):
     return obstacle is None
 
 
+def wants_compiled():
+    """Whether products of few rows may be computed by what a C++ compiler has built."""
+    return _wish() != "torch"
+
+
 def _dispatched(function, module, check, decisive, place=0):
     """The public function of a reference function: check, choose, call. The argument `decisive` has the device."""
 
@@ -143,3 +150,12 @@ def describe():
     if obstacle is not None:
         return f"torch ({setting}, but {obstacle})"
     return f"triton {_triton()[0]} on CUDA, torch elsewhere ({setting})"
+
+
+def describe_few_rows():
+    """One line on what may compute products of few rows on the CPU, and why; for `hf-saguaro env`."""
+    try:
+        obstacle = few_rows.obstacle() if wants_compiled() else f"{_VARIABLE}=torch"
+    except SaguaroError as error:
+        return f"none: {error}"
+    return "compiled for this processor" if obstacle is None else f"torch ({obstacle})"
