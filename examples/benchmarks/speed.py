@@ -35,12 +35,13 @@ from hf_saguaro import SaguaroConfig
 from hf_saguaro.adaptation import AdaptationConfig, FeedbackRecorder, train_on_records
 from hf_saguaro.cli import pair as pairs
 from hf_saguaro.cli import report
-from hf_saguaro.cli.arms import StockArm, build_arm
+from hf_saguaro.cli.arms import PlainArm, StockArm, build_arm
 from hf_saguaro.cli.environment import environment
 from hf_saguaro.cli.loading import load_pair
 from hf_saguaro.cli.measure import run_arms, summarize
 from hf_saguaro.cli.prompts import read_prompts
 from hf_saguaro.generation import theory
+from hf_saguaro.generation.few_rows import FewRows
 
 
 DRAFT = "replica:drop=" + ",".join(map(str, pairs.DROPPED_LAYERS))
@@ -51,6 +52,7 @@ PEERS = {"economize": ("economize-sync-k3", "economize-k3-f3"), "flashspec": ("f
 # With the draft that has learned, and with the same in int8, which a CPU reads sooner.
 ADAPTED = ("saguaro", "sync-k3", "sync-k5")
 ADAPTED_INT8 = ("stock", "saguaro", "sync-k3", "sync-k5", "sync-k7")
+PLAIN_FEW_ROWS = "plain, few rows"
 LEARNING = AdaptationConfig(layers="all", r=32)
 LEARNED_TOKENS, RECORDED_AT_ONCE = 160, 19
 # How the target writes the texts to learn from: as it is measured, and again and again with more variety.
@@ -88,6 +90,14 @@ def say(text):
     print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
 
 
+class FewRowsArm(PlainArm):
+    """Plain `generate` with this project's products of few rows: what they give where nothing is speculated."""
+
+    def generate(self, inputs, max_new_tokens, streamer):
+        with FewRows(self.target).replaced(1):
+            return super().generate(inputs, max_new_tokens, streamer)
+
+
 def greedy(pair, input_ids, tokens, config=None, draft=None, cache=None):
     """One run; tokens a second of decoding. `cache` may hold the target's view of the prompt."""
     kwargs = dict(attention_mask=torch.ones_like(input_ids), do_sample=False, pad_token_id=0, eos_token_id=None)
@@ -118,6 +128,7 @@ def arms_section(arguments):
     for number, dtype in enumerate(arguments.dtypes.split(",")):
         pair = load_pair(arguments.target, DRAFT, dtype=dtype, device="auto")
         arms = [build_arm(name, pair.target, pair.draft) for name in (FEW_ARMS if number else names)]
+        arms.insert(1, FewRowsArm(PLAIN_FEW_ROWS, pair.target, pair.draft))
         items = run_arms(
             arms, read_prompts(arguments.prompts, arguments.limit), pair.encode, pair.tokenizer,
             max_new_tokens=arguments.tokens, repeats=arguments.repeats, warm_up_tokens=16,
@@ -132,7 +143,8 @@ def arms_page(result, settings):
         f"Target `{settings['target']}`, draft `{DRAFT}` (26 of the 30 layers), greedy, {settings['limit']} prompts, "
         f"{settings['tokens']} new tokens, {settings['repeats']} interleaved repeats, all arms with all threads. `ratio` is to "
         "plain `generate` of the same run; `identical` counts texts equal to plain's, `gap` is the largest top-2 logit gap "
-        "where one parts from it. `stock` is Transformers' assisted generation at its own defaults, `-kN` with N draft tokens.",
+        "where one parts from it. `stock` is Transformers' assisted generation at its own defaults, `-kN` with N draft tokens, "
+        f"`{PLAIN_FEW_ROWS}` plain `generate` with this project's products of one row.",
     ]
     for dtype, arms in result.items():
         best = max(
@@ -220,6 +232,7 @@ def adapted_section(arguments):
         learned, outcome = learned_draft(arguments, stream, arguments.learned or Path(folder))
     pair = load_pair(arguments.target, DRAFT, dtype="float32", device="auto")
     arms = [build_arm(name, pair.target, pair.draft) for name in ("plain", "stock", "saguaro")]
+    arms.insert(1, FewRowsArm(PLAIN_FEW_ROWS, pair.target, pair.draft))
     for names, draft, suffix in ((ADAPTED, learned, ", adapted"), (ADAPTED_INT8, in_int8(learned), ", adapted, int8")):
         for name in names:
             arms.append(build_arm(name, pair.target, draft))
