@@ -22,6 +22,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import hf_saguaro
 from hf_saguaro import SaguaroConfig, compat
+from hf_saguaro.generation import draft_worker
 
 from ..conftest import VOCAB, perturbed, tiny_llama
 
@@ -529,7 +530,8 @@ def test_concurrent_calls_leave_the_count_that_new_threads_start_with(target, dr
 
         class Watch(StoppingCriteria):
             def __call__(self, input_ids, scores, **kwargs):
-                during.append(inherited())
+                with draft_worker._setting_threads:  # not in the instant in which another call sets its own count
+                    during.append(inherited())
                 return torch.zeros(input_ids.shape[0], dtype=torch.bool)
 
         for _ in range(3):
