@@ -74,21 +74,29 @@ class RowRound:
 def recorded():
     """Collects the `RowRound`s of what runs inside, and the last fan-out. The round that ends a text is not among them:
     nobody looks its outcome up."""
-    serve, rounds, fan_out = Speculator.serve, [], []
+    prepare, serve = Speculator.prepare, Speculator.serve
+    rounds, fan_out, verified = [], [], []
 
-    def noting(self, proposal, outcome, plan, cache):
+    def preparing(self, proposal, plan, verdict):
+        verified[:] = [proposal]
+        return prepare(self, proposal, plan, verdict)
+
+    def noting(self, outcome, plan, cache):
         if cache.tree is not None:
+            (proposal,) = verified
             hits = cache.lookup(outcome)
             for row in outcome.rows:
-                rounds.append(RowRound(proposal.hits[row], proposal.lengths[row], outcome.accepted[row], row in hits))
+                rounds.append(
+                    RowRound(proposal.hits[row], proposal.lengths[row], len(outcome.tokens[row]) - 1, row in hits)
+                )
             fan_out[:] = [cache.tree.depths.count(depth) for depth in range(proposal.width + 1)]
-        return serve(self, proposal, outcome, plan, cache)
+        return serve(self, outcome, plan, cache)
 
-    Speculator.serve = noting
+    Speculator.prepare, Speculator.serve = preparing, noting
     try:
         yield rounds, fan_out
     finally:
-        Speculator.serve = serve
+        Speculator.prepare, Speculator.serve = prepare, serve
 
 
 @dataclass

@@ -81,7 +81,7 @@ class SaguaroCandidateGenerator(CandidateGenerator):
         else:
             verdict, prepared = self._pending
             new = input_ids[0, self._length :].tolist()
-            verdict.set_result(Outcome([0], {0: len(new) - 1}, {0: new[-1]}, self._room(input_ids)))
+            verdict.set_result(Outcome([0], {0: new}, self._room(input_ids)))
             self._proposal = prepared.result()
         self._length = input_ids.shape[1]
         plan = self._policy.plan([0], self._room(input_ids))
@@ -107,8 +107,9 @@ class SaguaroCandidateGenerator(CandidateGenerator):
     def _begin(self, input_ids: torch.Tensor) -> Proposal:
         prompt = Prompt.of(input_ids, {}, GenerationConfig())
         ids, prompt_length = self._ids, input_ids.shape[1]
-        processors = DraftProcessors(self._processors, self._temperature, 1)
-        drafter = Drafter(SlotModel(self._draft, 1), self._acceptance, processors, prompt, self._vocab_size,
+        slots = SlotModel(self._draft, 1)
+        processors = DraftProcessors(self._processors, self._temperature, 1, slots.device)
+        drafter = Drafter(slots, self._acceptance, processors, prompt, self._vocab_size,
                           lambda row, new_tokens: ids[0][:, : prompt_length + new_tokens])  # fmt: skip
         self._speculator = Speculator(drafter, self._policy, input_ids.device)
         self._worker.submit(drafter.prefill).result()

@@ -57,21 +57,19 @@ class RoundLoop:
         began = time.perf_counter()
         first = self._emit(self.verifier.decide_first(logits))
         self.transcript.stream()
-        outcome, proposal, prepared = self._outcome(first), self._nothing(), None
-        self._feed_back(proposal, first)
+        outcome, prepared = self._outcome(first), None
+        self._feed_back(self._nothing(), first)
         while outcome.rows:
-            proposal, outcome, prepared = self._round(proposal, outcome, prepared)
+            outcome, prepared = self._round(outcome, prepared)
         self.stats.decode_seconds = time.perf_counter() - began
 
-    def _round(
-        self, last_proposal: Proposal, last_outcome: Outcome, prepared: Proposal | None
-    ) -> tuple[Proposal, Outcome, Proposal | None]:
+    def _round(self, last_outcome: Outcome, prepared: Proposal | None) -> tuple[Outcome, Proposal | None]:
         """Verifies the proposal that was prepared beside the last round, or one that is drafted now."""
         began, cpu_began = time.perf_counter(), time.process_time()
         if self.sink is not None:
             self._learn(self.sink.before_round)
         plan = self._plan(last_outcome)
-        proposal = prepared or self._serve(lambda: self.speculator.answer(last_proposal, last_outcome, plan))
+        proposal = prepared or self._serve(lambda: self.speculator.answer(last_outcome, plan))
         drafted = time.perf_counter()
 
         preparing = self._prepare(proposal, plan)
@@ -87,7 +85,7 @@ class RoundLoop:
         self._record(plan, proposal, emitted, next_prepared, was_prepared=prepared is not None,
                      verify_seconds=verified - drafted, seconds=seconds, cores=cores)  # fmt: skip
         self.transcript.stream()
-        return proposal, outcome, next_prepared
+        return outcome, next_prepared
 
     # The draft's side
 
@@ -204,9 +202,7 @@ class RoundLoop:
         self.verifier.acceptance.forget_before({row: self.verifier.lengths[row] for row in running})
         room = max([self.transcript.remaining(row) for row in running], default=0)
         # The last token emitted counts as t* whoever wrote it: where a block is cut short, it was a proposed one.
-        accepted = {row: len(decisions) - 1 for row, decisions in emitted.items()}
-        next_tokens = {row: decisions[-1].token for row, decisions in emitted.items()}
-        return Outcome(running, accepted, next_tokens, room)
+        return Outcome(running, {row: [d.token for d in decisions] for row, decisions in emitted.items()}, room)
 
     # What a round leaves behind
 

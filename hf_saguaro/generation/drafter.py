@@ -39,6 +39,14 @@ class Chain:
     tokens: list[torch.Tensor] = field(default_factory=list)
     scores: list[torch.Tensor | None] = field(default_factory=list)
     confidence: list[torch.Tensor] = field(default_factory=list)
+    _read: list[list[float]] = field(default_factory=list)
+
+    def read_confidence(self) -> list[list[float]]:
+        """`confidence` on the host, one list a token. What was read once is not asked of the device again."""
+        unread = self.confidence[len(self._read) :]
+        if unread:
+            self._read += torch.stack(unread).tolist()
+        return self._read
 
     def of_row(self, r: int) -> list[torch.Tensor]:
         """The tokens of one row, each `[1]`."""
@@ -109,16 +117,15 @@ class Drafter:
 
     # What the draft knows of the text
 
-    def advance(self, row: int, tokens: torch.Tensor, next_token: int) -> None:
-        """The text of a row grew by accepted `tokens` (`[k]`) and `next_token`."""
+    def advance(self, row: int, tokens: list[int]) -> None:
+        """The text of a row grew by `tokens`: what was accepted, and t*."""
         start, stop = self.lengths[row], self.lengths[row] + len(tokens)
-        if stop >= self._text.shape[1]:
+        if stop > self._text.shape[1]:
             self._text = torch.cat([self._text, torch.zeros_like(self._text)], dim=1)
-        self._text[row, start:stop] = tokens
-        self._text[row, stop] = next_token
-        self.lengths[row] = stop + 1
+        self._text[row, start:stop] = torch.tensor(tokens, device=self._text.device)
+        self.lengths[row] = stop
         # Of what was written past the old text, only the accepted chain is part of the new one.
-        self.valid[row] = min(self.valid[row], stop)
+        self.valid[row] = min(self.valid[row], stop - 1)
 
     def _unread(self, rows: list[int]) -> tuple[torch.Tensor, list[int]]:
         """The stretch that ends each row's text and that the cache has not read, with its first positions.
@@ -270,7 +277,7 @@ class Drafter:
 
     def _hypothetical(self, row: int, ahead: list[torch.Tensor]) -> torch.Tensor:
         prefix = self._prefix(row, self.lengths[row] - self._prompt_lengths[row])
-        return torch.cat([prefix, *(tokens[None].to(prefix.device) for tokens in ahead)], dim=1)
+        return torch.cat([prefix.to(self.slots.device), *(tokens[None] for tokens in ahead)], dim=1)
 
     def _position(self, row: int, place: int) -> int:
         return self._offsets[row] + place

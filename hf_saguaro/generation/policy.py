@@ -161,6 +161,12 @@ class Policy:
 
     # Within a round
 
+    @property
+    def weighs_confidence(self) -> bool:
+        """Whether the length of a chain hangs on what the draft thinks of it. With a fixed K nobody asks, so that the
+        draft's passes can follow each other without the host looking at any."""
+        return self._fixed_depth is None
+
     def completes_chains(self, plan: RoundPlan) -> bool:
         """Whether a miss gets a chain of the full length whatever it costs: K was fixed, and so was the backup or the
         order of work."""

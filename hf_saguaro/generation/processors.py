@@ -2,10 +2,11 @@
 """Logits processors on both sides of speculation.
 
 The target calls every processor as plain `generate` does. Stock processors that look at one row of scores and nothing
-else are applied to a whole block at once. As soon as one needs the text, the block is walked position by position, so
-that each call sees a true prefix; with code of the user's among them, all rows of a batch are walked in step, since that
-code may count its calls or look across rows. The draft works with copies of the stock ones, once each
-(Transformers' own assisted generation warps the draft twice).
+else are applied to a whole block at once; those that look at the text before it, too, position by position, as if all that
+was proposed were accepted. Where a processor remembers its calls, each must see a true prefix, so the block is walked
+only as far as tokens are accepted; with code of the user's among them, all rows of a batch are walked in step, since that
+code may count its calls or look across rows. The draft works with copies of the stock ones, once each (Transformers' own
+assisted generation warps the draft twice).
 """
 
 from __future__ import annotations
@@ -17,23 +18,39 @@ from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogits
 from transformers.generation import logits_process as stock
 
 
-# Functions of one row of scores alone. Looked up by name: not every supported Transformers version has all of them.
-_ROW_WISE = tuple(
-    getattr(stock, name)
-    for name in (
-        "TemperatureLogitsWarper",
-        "TopKLogitsWarper",
-        "TopPLogitsWarper",
-        "TopHLogitsWarper",
-        "MinPLogitsWarper",
-        "TypicalLogitsWarper",
-        "EpsilonLogitsWarper",
-        "EtaLogitsWarper",
-        "LogitNormalization",
-        "InfNanRemoveLogitsProcessor",
-        "SuppressTokensLogitsProcessor",
-    )
-    if hasattr(stock, name)
+def _stock(*names: str) -> tuple[type, ...]:
+    """Stock processors by name: not every supported Transformers version has all of them."""
+    return tuple(getattr(stock, name) for name in names if hasattr(stock, name))
+
+
+# Functions of one row of scores alone.
+_ROW_WISE = _stock(
+    "TemperatureLogitsWarper",
+    "TopKLogitsWarper",
+    "TopPLogitsWarper",
+    "TopHLogitsWarper",
+    "MinPLogitsWarper",
+    "TypicalLogitsWarper",
+    "EpsilonLogitsWarper",
+    "EtaLogitsWarper",
+    "LogitNormalization",
+    "InfNanRemoveLogitsProcessor",
+    "SuppressTokensLogitsProcessor",
+)
+# Functions of one row of scores and the text before it.
+_TEXT_WISE = _stock(
+    "MinLengthLogitsProcessor",
+    "MinNewTokensLengthLogitsProcessor",
+    "RepetitionPenaltyLogitsProcessor",
+    "EncoderRepetitionPenaltyLogitsProcessor",
+    "NoRepeatNGramLogitsProcessor",
+    "EncoderNoRepeatNGramLogitsProcessor",
+    "SequenceBiasLogitsProcessor",
+    "NoBadWordsLogitsProcessor",
+    "ForcedBOSTokenLogitsProcessor",
+    "ForcedEOSTokenLogitsProcessor",
+    "ExponentialDecayLengthPenalty",
+    "SuppressTokensAtBeginLogitsProcessor",
 )
 
 
@@ -63,6 +80,7 @@ class TargetProcessors:
 
     Attributes:
         row_wise (`bool`): a whole block can be processed at once.
+        may_suppose (`bool`): they may be asked about a text that is only proposed.
         filters (`dict[str, float]` or `None`): all of them as arguments of a verification kernel, where nothing else is
             among them.
         in_step (`bool`): all rows must be processed together, at the same step of the text.
@@ -70,6 +88,7 @@ class TargetProcessors:
 
     def __init__(self, processors: LogitsProcessorList, batch_size: int):
         self.row_wise = all(is_row_wise(processor) for processor in processors)
+        self.may_suppose = all(type(processor) in _ROW_WISE + _TEXT_WISE for processor in processors)
         self.filters = _filters(processors)
         self.in_step = batch_size > 1 and any(_is_users_code(processor) for processor in processors)
         self._processors = processors
@@ -97,10 +116,15 @@ class DraftProcessors:
         processors (`LogitsProcessorList`): the target's.
         temperature (`float`, *optional*): replaces the target's temperature.
         batch_size (`int`): rows.
+        device (`torch.device`): where the draft's scores are.
     """
 
-    def __init__(self, processors: LogitsProcessorList, temperature: float | None, batch_size: int):
-        kept = [copy.deepcopy(p) for p in processors if not _is_users_code(p) and not hasattr(p, "state")]
+    def __init__(
+        self, processors: LogitsProcessorList, temperature: float | None, batch_size: int, device: torch.device
+    ):
+        kept = [
+            _copied_to(device, p) for p in processors if not _is_users_code(p) and not _stays_with_target(p, device)
+        ]
         if temperature is not None:
             kept = [p for p in kept if not isinstance(p, TemperatureLogitsWarper)]
             kept.insert(0, TemperatureLogitsWarper(float(temperature)))
@@ -183,6 +207,21 @@ def _process_narrowed(top_k: stock.TopKLogitsWarper, others: LogitsProcessorList
 
 def _is_users_code(processor: LogitsProcessor) -> bool:
     return not is_stock(processor) or isinstance(processor, stock.PrefixConstrainedLogitsProcessor)
+
+
+def _stays_with_target(processor: LogitsProcessor, draft: torch.device) -> bool:
+    """Whether a stock processor cannot be copied for the draft: what it does hangs on every call so far, or on random
+    numbers of the target's device."""
+    generators = [value for value in vars(processor).values() if isinstance(value, torch.Generator)]
+    return hasattr(processor, "state") or any(generator.device != draft for generator in generators)
+
+
+def _copied_to(device: torch.device, processor: LogitsProcessor) -> LogitsProcessor:
+    copied = copy.deepcopy(processor)
+    for name, value in vars(copied).items():
+        if isinstance(value, torch.Tensor):
+            setattr(copied, name, value.to(device))
+    return copied
 
 
 def _bound_to_row(processor: LogitsProcessor, row: int, batch_size: int) -> LogitsProcessor:

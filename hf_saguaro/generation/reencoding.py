@@ -65,9 +65,9 @@ class ReencodingSpeculator:
 
     def prepare(self, proposal: Proposal, plan: RoundPlan, verdict: Future) -> Proposal:
         """As [`Speculator.prepare`], with nothing prepared."""
-        return self.answer(proposal, verdict.result(), plan)
+        return self.answer(verdict.result(), plan)
 
-    def answer(self, proposal: Proposal, outcome: Outcome, plan: RoundPlan) -> Proposal:
+    def answer(self, outcome: Outcome, plan: RoundPlan) -> Proposal:
         """The next proposal."""
         rows, depth = outcome.rows, min(plan.depth, outcome.room - 1)
         began = time.perf_counter()

@@ -18,13 +18,12 @@ class Outcome:
 
     Attributes:
         rows (`list[int]`): rows that still want tokens.
-        accepted, next_tokens (`dict[int, int]`): k and t* by row.
+        tokens (`dict[int, list[int]]`): what the round added to each row's text, k accepted tokens and t*.
         room (`int`): the most tokens that any of them may still get.
     """
 
     rows: list[int]
-    accepted: dict[int, int]
-    next_tokens: dict[int, int]
+    tokens: dict[int, list[int]]
     room: int
 
 
@@ -41,5 +40,5 @@ class SpeculationCache:
 
     def lookup(self, outcome: Outcome) -> dict[int, int]:
         """row -> branch, for the rows whose outcome was prepared."""
-        keys = {row: (row, outcome.accepted[row], outcome.next_tokens[row]) for row in outcome.rows}
+        keys = {row: (row, len(outcome.tokens[row]) - 1, outcome.tokens[row][-1]) for row in outcome.rows}
         return {row: self._branches[key] for row, key in keys.items() if key in self._branches}

@@ -58,14 +58,14 @@ class Speculator:
                 self.drafter.grow(tree)
             self.policy.estimates.tree_pass.add((time.perf_counter() - began) / (1 + len(tree.tokens)))
         self._preparing = time.perf_counter() - began
-        return self.serve(proposal, verdict.result(), plan, SpeculationCache(tree))
+        return self.serve(verdict.result(), plan, SpeculationCache(tree))
 
     def _plant(self, proposal: Proposal, plan: RoundPlan) -> Tree:
         scores = self.drafter.glue(plan.rows, proposal)
         return self.drafter.plant(plan.rows, proposal, scores, self.policy.fan_out(proposal))
 
-    def serve(self, proposal: Proposal, outcome: Outcome, plan: RoundPlan, cache: SpeculationCache) -> Proposal:
-        """The next proposal, given how the last one ended."""
+    def serve(self, outcome: Outcome, plan: RoundPlan, cache: SpeculationCache) -> Proposal:
+        """The next proposal, given how the last round ended."""
         began = time.perf_counter()
         depth = min(plan.depth, outcome.room - 1)
         hits = cache.lookup(outcome) if depth > 0 else {}
@@ -74,11 +74,9 @@ class Speculator:
             chain = self.drafter.harvest(cache.tree, hits, depth, self._pays)
             served = [chain] if chain.tokens else []
         for row in outcome.rows:
-            accepted, next_token = outcome.accepted[row], outcome.next_tokens[row]
-            tokens = proposal.tokens[row, :accepted]
-            self.drafter.advance(row, tokens.to(self.drafter.slots.device), next_token)
+            self.drafter.advance(row, outcome.tokens[row])
             if self._lookup is not None:
-                self._lookup[row].extend([*tokens.tolist(), next_token])
+                self._lookup[row].extend(outcome.tokens[row])
         ready = set(hits) if served else set()
         missed = [row for row in outcome.rows if row not in ready]
         next_proposal = self._assemble(served, ready, *self._back_up(missed, depth, plan))
@@ -95,9 +93,9 @@ class Speculator:
         """A proposal for the text as it is, before any round."""
         return self._assemble([], set(), *self._back_up(plan.rows, plan.depth, plan))
 
-    def answer(self, proposal: Proposal, outcome: Outcome, plan: RoundPlan) -> Proposal:
+    def answer(self, outcome: Outcome, plan: RoundPlan) -> Proposal:
         """The next proposal where nothing was prepared: draft and target take turns."""
-        return self.serve(proposal, outcome, plan, SpeculationCache(None))
+        return self.serve(outcome, plan, SpeculationCache(None))
 
     def _back_up(
         self, rows: list[int], depth: int, plan: RoundPlan
@@ -117,7 +115,8 @@ class Speculator:
 
     def _pays(self, chain: Chain) -> bool:
         self._complete(chain)
-        return self.policy.pass_pays([float(values.mean()) for values in chain.confidence])
+        by_token = chain.read_confidence() if self.policy.weighs_confidence else []
+        return self.policy.pass_pays([sum(values) / len(values) for values in by_token])
 
     def _complete(self, chain: Chain) -> bool:
         seconds, self.drafter.pass_seconds = self.drafter.pass_seconds, None
@@ -131,9 +130,11 @@ class Speculator:
         lengths, point_mass = [0] * batch_size, [True] * batch_size
         confidence: list[list[float]] = [[] for _ in range(batch_size)]
         for chain in chains:
-            for row, values in zip(chain.rows, torch.stack(chain.confidence, dim=1).tolist()):
-                lengths[row], point_mass[row] = self.policy.worth_verifying(values), False
-                confidence[row] = values[: lengths[row]]
+            weighed = self.policy.weighs_confidence
+            for r, row in enumerate(chain.rows):
+                values = [by_token[r] for by_token in chain.read_confidence()] if weighed else []
+                lengths[row] = self.policy.worth_verifying(values) if weighed else len(chain.tokens)
+                point_mass[row], confidence[row] = False, values[: lengths[row]]
         for row, copied in copies.items():
             lengths[row] = len(copied)
         width = max(lengths)

@@ -150,10 +150,11 @@ def _speculator(target, draft, config, policy, acceptance, processors, prompt, t
     vocab_size = target.config.get_text_config(decoder=True).vocab_size
     if not same_vocabulary(target, draft, tokenizers):
         return ReencodingSpeculator(draft, *tokenizers, policy, transcript.prefix, batch_size, device, vocab_size)
+    slots = SlotModel(draft, batch_size, config.compile is True, last_position)
     drafter = Drafter(
-        SlotModel(draft, batch_size, config.compile is True, last_position),
+        slots,
         acceptance,
-        DraftProcessors(processors, config.draft_temperature, batch_size),
+        DraftProcessors(processors, config.draft_temperature, batch_size, slots.device),
         prompt,
         vocab_size,
         transcript.prefix,

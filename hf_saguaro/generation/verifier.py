@@ -66,9 +66,9 @@ class Verifier:
     def decide(self, logits: torch.Tensor, proposal: Proposal) -> list[Iterator[dict[int, Decision]]]:
         """Decisions by row, one step of the text at a time, in groups of rows that go on independently of each other.
 
-        A row's decisions are its accepted tokens, then the one token that the target adds. With row-wise processors all
-        rows are settled at once, with the round's only read from the device. Otherwise the processors are called
-        position by position, each time with what was emitted before, and only as far as the text goes on.
+        A row's decisions are its accepted tokens, then the one token that the target adds. All rows are settled at once,
+        with the round's only read from the device, unless a processor must see nothing but what was emitted: then they
+        are called position by position, only as far as the text goes on.
         """
         rows = list(range(len(self.lengths)))
         if self._needs_no_processors(logits):
@@ -77,9 +77,12 @@ class Verifier:
         logits = logits.float()
         if self.processors.in_step:
             return [self._walk(rows, logits, proposal)]
-        if not self.processors.row_wise:
+        if not self.processors.may_suppose:
             return [self._walk([row], logits, proposal) for row in rows]
-        scores = self.processors.block(self.transcript.prompts, logits)
+        if self.processors.row_wise:
+            scores = self.processors.block(self.transcript.prompts, logits)
+        else:
+            scores = torch.stack([self._supposing_acceptance(row, logits[row], proposal) for row in rows])
         verdict = self.acceptance.verify(scores, proposal, rows, self.lengths)
         return self._settled(*verdict, proposal, scores, logits)
 
@@ -91,6 +94,13 @@ class Verifier:
     def _needs_no_processors(self, logits: torch.Tensor) -> bool:
         """Whether the kernel takes the logits as they come, without a pass of processors before it."""
         return self.processors.filters is not None and not self.shows_scores and kernels.uses_triton(logits)
+
+    def _supposing_acceptance(self, row: int, logits: torch.Tensor, proposal: Proposal) -> torch.Tensor:
+        """Scores of a row's block, each position after all the proposed tokens before it: `[K + 1, V]` -> `[K + 1, V]`."""
+        text = torch.cat([self.transcript.prefix(row), proposal.tokens[row : row + 1]], dim=1)
+        start = text.shape[1] - proposal.width
+        positions = range(len(logits))
+        return torch.cat([self.processors.position([row], text[:, : start + j], logits[j : j + 1]) for j in positions])
 
     @staticmethod
     def _settled(accepted: torch.Tensor, next_token: torch.Tensor, proposal: Proposal,

@@ -50,7 +50,7 @@ def drafter_of(model, prompts):
     mask = torch.stack([torch.tensor([0] * (width - len(p)) + [1] * len(p)) for p in prompts])
     prompt = Prompt.of(ids, {"attention_mask": mask}, None)
     drafter = Drafter(SlotModel(model, len(prompts)), CoupledVerification(None, VOCAB, torch.device("cpu")),
-                      DraftProcessors(LogitsProcessorList(), None, len(prompts)), prompt, VOCAB, None)  # fmt: skip
+                      DraftProcessors(LogitsProcessorList(), None, len(prompts), torch.device("cpu")), prompt, VOCAB, None)  # fmt: skip
     drafter.prefill()
     return drafter
 
@@ -73,7 +73,7 @@ def test_every_prepared_branch_equals_a_fresh_decode_from_its_outcome(name):
     drafter = drafter_of(model, texts)
     rows, k, fan_out = [0, 1], 3, [2, 1, 2, 2]
     for row in rows:
-        drafter.advance(row, torch.zeros(0, dtype=torch.long), 5 + row)
+        drafter.advance(row, [5 + row])
     texts = [[*text.tolist(), 5 + row] for row, text in enumerate(texts)]
     chain = drafter.chain(rows, k, lambda chain: True)
     sent = torch.stack(chain.tokens, dim=1)
@@ -91,7 +91,7 @@ def test_every_prepared_branch_equals_a_fresh_decode_from_its_outcome(name):
             assert [int(tokens) for tokens in harvested.tokens] == fresh(model, outcome, 5), (row, depth, fork)
     # What the branches wrote does not show in the text: the next chain is that of a draft that never branched.
     for row in rows:
-        drafter.advance(row, sent[row, :2], 9)
+        drafter.advance(row, [*sent[row, :2].tolist(), 9])
     after = drafter.chain(rows, 4, lambda chain: True)
     for row in rows:
         assert torch.stack(after.tokens, 1)[row].tolist() == fresh(model, [*texts[row], *sent[row, :2].tolist(), 9], 4)
@@ -101,7 +101,7 @@ def test_every_prepared_branch_equals_a_fresh_decode_from_its_outcome(name):
 def test_forks_are_the_likeliest_outcomes():
     model = tiny_llama(4)
     drafter = drafter_of(model, [torch.arange(2, 9)])
-    drafter.advance(0, torch.zeros(0, dtype=torch.long), 5)
+    drafter.advance(0, [5])
     sent = torch.stack(drafter.chain([0], 2, lambda chain: True).tokens, dim=1)
     proposal = Proposal(sent, [2])
     tree = drafter.plant([0], proposal, drafter.glue([0], proposal), [3, 0, 2])
@@ -115,14 +115,14 @@ def test_forks_are_the_likeliest_outcomes():
 def test_the_cache_answers_its_own_outcomes_and_no_others():
     drafter = drafter_of(tiny_llama(4), [torch.arange(2, 9), torch.arange(3, 12)])
     for row in (0, 1):
-        drafter.advance(row, torch.zeros(0, dtype=torch.long), 5)
+        drafter.advance(row, [5])
     proposal = Proposal(torch.stack(drafter.chain([0, 1], 1, lambda chain: True).tokens, dim=1), [1, 1])
     cache = SpeculationCache(drafter.plant([1], proposal, drafter.glue([1], proposal), [1, 1]))
     forks = cache.tree.forks[0]
-    assert cache.lookup(Outcome([1], {1: 1}, {1: forks[1]}, 9)) == {1: 1}
-    assert cache.lookup(Outcome([1], {1: 1}, {1: forks[1] + 1}, 9)) == {}
-    assert cache.lookup(Outcome([0], {0: 1}, {0: forks[1]}, 9)) == {}  # a row that was not in the round
-    assert SpeculationCache(None).lookup(Outcome([1], {1: 1}, {1: forks[1]}, 9)) == {}
+    assert cache.lookup(Outcome([1], {1: [7, forks[1]]}, 9)) == {1: 1}
+    assert cache.lookup(Outcome([1], {1: [7, forks[1] + 1]}, 9)) == {}
+    assert cache.lookup(Outcome([0], {0: [7, forks[1]]}, 9)) == {}  # a row that was not in the round
+    assert SpeculationCache(None).lookup(Outcome([1], {1: [7, forks[1]]}, 9)) == {}
 
 
 def test_the_worked_example_of_masks_and_positions():

@@ -47,5 +47,15 @@ def test_a_block_is_processed_as_its_rows_are(chain, kind):
     ids = torch.zeros(2, 4, dtype=torch.long)
     expected = torch.stack([processors(ids, block[:, j]) for j in range(block.shape[1])], dim=1)
     assert TargetProcessors(processors, 2).block(ids, block.clone()).equal(expected)
-    draft = DraftProcessors(processors, None, 1)(block[0].clone(), [0, 0, 0], None)
+    draft = DraftProcessors(processors, None, 1, torch.device("cpu"))(block[0].clone(), [0, 0, 0], None)
     assert draft.equal(expected[0])
+
+
+def test_a_draft_elsewhere_goes_without_what_draws_on_the_targets_device():
+    watermark = stock.WatermarkLogitsProcessor(vocab_size=V, device="cpu")
+    here, elsewhere = (
+        DraftProcessors(LogitsProcessorList([watermark]), None, 1, torch.device(device)) for device in ("cpu", "cuda")
+    )
+    row, text = scores("distinct")[0, :1], torch.arange(2, 9)[None]
+    assert not here(row, [0], lambda i: text).equal(row)
+    assert elsewhere(row, [0], lambda i: text).equal(row)
