@@ -2,7 +2,7 @@
 """Accelerators for machines that have none: tensors that say `cuda:N`, compute on the CPU, and behave as if far away.
 
 What a card punishes and a CPU forgives shows here: operands on two devices are an error, and everything that makes the
-host wait for a device is counted. Speed, streams, kernels and backward passes remain a matter for a real card.
+host wait for a device, or one device for another, is counted. Speed, streams, kernels and backward passes remain a matter for a real card.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _NEEDS_VALUES = {
     aten.nonzero.default,
     aten.repeat_interleave.Tensor,
 }
-# Operators that carry values from one device to another.
-_CARRIES = {aten.copy_.default, aten._to_copy.default}
+# Operators that carry values from one device to another, and the place of the values among their arguments.
+_CARRIES = {aten._to_copy.default: 0, aten.copy_.default: 1}
 # Operators whose indices may lie on the host.
 _INDEXES = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}
 
@@ -73,14 +73,30 @@ class FarTensor(torch.Tensor):
 
 
 class Waits:
-    """How often the host waited for a stand-in device, by thread."""
+    """What happened inside, by thread.
+
+    Attributes:
+        by_host: how often the host waited for a stand-in device.
+        between_devices: how often values went from one device to another, by thread, source and destination. They come
+            when the source has done all that it was given.
+    """
 
     def __init__(self):
-        self.by_thread: Counter[str] = Counter()
+        self.by_host: Counter[str] = Counter()
+        self.between_devices: Counter[tuple[str, str, str]] = Counter()
 
-    @property
-    def total(self) -> int:
-        return self.by_thread.total()
+    def note(self, func, args, kwargs, device: torch.device | None) -> None:
+        thread = threading.current_thread().name.rsplit("_", 1)[0]
+        if func in _CARRIES and args[_CARRIES[func]].numel():
+            source = args[_CARRIES[func]].device
+            if source != device:
+                self.between_devices[thread, str(source), str(device)] += 1
+            waits = CPU in (source, device) and source != device and not _asks_for_no_wait(func, args, kwargs)
+        elif func in _INDEXES:
+            waits = any(index is not None and (index.dtype == torch.bool or index.device == CPU) for index in args[1])
+        else:
+            waits = func in _NEEDS_VALUES
+        self.by_host[thread] += waits
 
 
 _waits: Waits | None = None
@@ -93,8 +109,8 @@ def _run(func, args, kwargs):
     operands = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     far = [operand for operand in operands if isinstance(operand, FarTensor)]
     device = _device_of(func, args, kwargs, operands)
-    if far and _waits is not None and _host_waits(func, args, device):
-        _waits.by_thread[threading.current_thread().name.rsplit("_", 1)[0]] += 1
+    if _waits is not None and (far or operands and device is not None and device.type == "cuda"):
+        _waits.note(func, args, kwargs, device)
     if kwargs.get("device") is not None:
         kwargs = {**kwargs, "device": CPU}
     args, kwargs = tree_map_only(FarTensor, lambda tensor: tensor.near, (args, kwargs))
@@ -123,12 +139,8 @@ def _device_of(func, args, kwargs, operands: list[torch.Tensor]) -> torch.device
     return devices.pop() if devices else CPU
 
 
-def _host_waits(func, args, device: torch.device | None) -> bool:
-    if func in _CARRIES:
-        return device == CPU
-    if func in _INDEXES:
-        return any(isinstance(index, FarTensor) and index.dtype == torch.bool for index in args[1])
-    return func in _NEEDS_VALUES
+def _asks_for_no_wait(func, args, kwargs) -> bool:
+    return bool(kwargs.get("non_blocking", func is aten.copy_.default and args[2:] and args[2]))
 
 
 class _StandIns(TorchDispatchMode):

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import torch
 
 from .. import kernels
+from .transfer import send
 
 
 # Streams of keyed numbers that must be independent of each other get seeds this far apart.
@@ -38,6 +39,7 @@ class Proposal:
         hits (`list[bool]`): rows whose chain was waiting in the speculation cache.
         backups (`list[str]`): what the rows that missed got.
         confidence (`list[list[float]]`): the draft's probability of every token, empty for rows without one.
+        drafted (`Tensor` of shape `[B, K]`, *optional*): `tokens` on the draft's device.
     """
 
     tokens: torch.Tensor
@@ -47,6 +49,12 @@ class Proposal:
     hits: list[bool] = field(default_factory=list)
     backups: list[str] = field(default_factory=list)
     confidence: list[list[float]] = field(default_factory=list)
+    drafted: torch.Tensor | None = None
+
+    def for_draft(self, device: torch.device) -> torch.Tensor:
+        """`tokens` for the draft to read. Fetched back from the target's device they would come when that is done with
+        the round."""
+        return self.tokens.to(device) if self.drafted is None else self.drafted
 
     @property
     def width(self) -> int:
@@ -62,10 +70,10 @@ class Proposal:
 
 
 class KeyedNoise:
-    """Gumbel noise rows, made once per (row, position) and shared by target, draft and all branches.
+    """Gumbel noise rows, shared by target, draft and all branches.
 
     On a CPU a row of noise costs about as much as a softmax, and 2K + 1 positions are looked at from both sides every
-    round. On a GPU the kernels make the noise in registers and this class is not used.
+    round: there each row is made once. On a GPU it is made anew where it is wanted.
     """
 
     def __init__(self, seed: int, vocab_size: int):
@@ -73,8 +81,10 @@ class KeyedNoise:
         self._rows: dict[tuple[int, int], torch.Tensor] = {}
         self._lock = threading.Lock()
 
-    def __call__(self, rows: list[int], positions: list[int]) -> torch.Tensor:
+    def __call__(self, rows: list[int], positions: list[int], device: torch.device) -> torch.Tensor:
         """Noise of shape `[R, V]`, float32."""
+        if device.type != "cpu":
+            return kernels.keyed_gumbel(self.seed, send(rows, device), send(positions, device), self.vocab_size)
         keys = list(zip(rows, positions))
         with self._lock:
             missing = [key for key in dict.fromkeys(keys) if key not in self._rows]
@@ -95,9 +105,9 @@ class CoupledVerification:
 
     needs_scores = False
 
-    def __init__(self, seed: int | None, vocab_size: int, device: torch.device):
+    def __init__(self, seed: int | None, vocab_size: int):
         self.seed = None if seed is None else seed & _SEED_MASK
-        self.noise = None if seed is None or device.type != "cpu" else KeyedNoise(self.seed, vocab_size)
+        self.noise = None if seed is None else KeyedNoise(self.seed, vocab_size)
 
     def choose(self, scores: torch.Tensor, rows: list[int], positions: list[int]) -> torch.Tensor:
         """The token of every (row, position): `[R, V]` -> `[R]`."""
@@ -110,10 +120,7 @@ class CoupledVerification:
 
     def fork_scores(self, scores: torch.Tensor, rows: list[int], positions: list[int]) -> torch.Tensor:
         """What ranks the likely outcomes of `[R, V]`: the noised scores, since the target uses the same noise."""
-        if self.seed is None:
-            return scores
-        noise = self.noise or KeyedNoise(self.seed, scores.shape[-1])
-        return scores + noise(rows, positions).to(scores.device)
+        return scores if self.noise is None else scores + self.noise(rows, positions, scores.device)
 
     def verify(self, scores: torch.Tensor, proposal: Proposal, rows: list[int], positions: list[int],
                filters: dict[str, float] | None = None):  # fmt: skip
@@ -130,18 +137,18 @@ class CoupledVerification:
         return self._verify(scores, proposal.tokens, proposal.lengths, rows, positions, filters)
 
     def _verify(self, scores, tokens, lengths, rows, positions, filters=None):
-        lengths = torch.tensor(lengths, device=scores.device)
+        lengths = send(lengths, scores.device)
         filters = filters or {}
-        if self.seed is None:
+        if self.noise is None:
             return kernels.coupled_verification(scores, tokens, lengths, **filters)[:2]
-        if self.noise is None or kernels.uses_triton(scores):
-            row, position = (torch.tensor(values, device=scores.device) for values in (rows, positions))
+        if scores.device.type != "cpu" or kernels.uses_triton(scores):
+            row, position = send(rows, scores.device), send(positions, scores.device)
             return kernels.coupled_verification(
                 scores, tokens, lengths, seed=self.seed, rows=row, positions=position, **filters
             )[:2]
         width = scores.shape[1]
         flat = [(row, start + j) for row, start in zip(rows, positions) for j in range(width)]
-        noise = self.noise(*map(list, zip(*flat))).view(len(rows), width, -1).to(scores.device)
+        noise = self.noise(*map(list, zip(*flat)), scores.device).view(len(rows), width, -1)
         return kernels.coupled_verification(scores, tokens, lengths, noise=noise)[:2]
 
     def forget_before(self, positions: dict[int, int]) -> None:
@@ -168,7 +175,7 @@ class RejectionVerification:
         With Saguaro sampling the tokens that will be in the speculation cache are made less likely, so that more of the
         residual falls on them.
         """
-        noise = self._draft(rows, positions).to(scores.device)
+        noise = self._draft(rows, positions, scores.device)
         if self.cache_bias < 1:
             return kernels.biased_draw(scores, self._biased_tokens, self.cache_bias, noise)[:2]
         return (scores + noise).argmax(dim=-1), scores
@@ -186,16 +193,15 @@ class RejectionVerification:
                filters: dict[str, float] | None = None):  # fmt: skip
         """As [`CoupledVerification.verify`]."""
         device, width = scores.device, proposal.width
-        row = torch.tensor(rows, device=device)
-        start = torch.tensor(positions, device=device)
+        row, start = send(rows, device), send(positions, device)
         at = start[:, None] + torch.arange(max(width, 1), device=device)
         tests = kernels.keyed_uniform(self._tests, row.repeat_interleave(at.shape[1]), at.flatten(), 1).view_as(at)
         return kernels.rejection_verification(
             scores,
             proposal.scores,
             proposal.tokens,
-            torch.tensor(proposal.lengths, device=device),
-            point_mass=torch.tensor(proposal.point_mass, device=device),
+            send(proposal.lengths, device),
+            point_mass=send(proposal.point_mass, device, torch.bool),
             uniforms=tests[:, :width],
             residual_seeds=self._target ^ (row << 40) ^ start,
             **(filters or {}),

@@ -11,7 +11,6 @@ from torch import nn
 from transformers import GenerationConfig, LogitsProcessorList
 from transformers.generation.candidate_generator import CandidateGenerator
 
-from .. import compat
 from ..config import SaguaroConfig
 from .acceptance import CoupledVerification, Proposal, RejectionVerification
 from .draft_worker import DraftWorker
@@ -48,11 +47,10 @@ class SaguaroCandidateGenerator(CandidateGenerator):
         self._draft, self._processors = assistant_model, logits_processor or LogitsProcessorList()
         self._vocab_size = vocab_size or assistant_model.config.get_text_config(decoder=True).vocab_size
         seed = int(torch.randint(1 << 62, ())) if config.seed is None else config.seed
-        device = compat.execution_device(assistant_model)
         if generation_config.do_sample:
             self._acceptance = RejectionVerification(seed, self._vocab_size)
         else:
-            self._acceptance = CoupledVerification(None, self._vocab_size, device)
+            self._acceptance = CoupledVerification(None, self._vocab_size)
         self._temperature = config.draft_temperature
         # The stock loop keeps its timings to itself, so there is nothing for the policy to weigh: every round overlaps.
         fixed = {**config.to_dict(), "adaptation": None, "execution": "async"}
@@ -64,7 +62,6 @@ class SaguaroCandidateGenerator(CandidateGenerator):
         self._proposal: Proposal | None = None
         self._pending: tuple[Future, Future] | None = None
         self._length = 0
-        self._ids: list[torch.Tensor] = []  # the latest, in a box that the drafter may share without holding us alive
 
     def get_candidates(self, input_ids: torch.LongTensor, *args, **kwargs):
         """The text with draft tokens behind it.
@@ -75,7 +72,6 @@ class SaguaroCandidateGenerator(CandidateGenerator):
         Returns:
             `Tensor` of shape `[1, L + k]` and the draft's scores `[1, k, V]` (`None` when greedy).
         """
-        self._ids[:] = [input_ids]
         if self._speculator is None:
             self._proposal = self._begin(input_ids)
         else:
@@ -106,11 +102,9 @@ class SaguaroCandidateGenerator(CandidateGenerator):
 
     def _begin(self, input_ids: torch.Tensor) -> Proposal:
         prompt = Prompt.of(input_ids, {}, GenerationConfig())
-        ids, prompt_length = self._ids, input_ids.shape[1]
         slots = SlotModel(self._draft, 1)
         processors = DraftProcessors(self._processors, self._temperature, 1, slots.device)
-        drafter = Drafter(slots, self._acceptance, processors, prompt, self._vocab_size,
-                          lambda row, new_tokens: ids[0][:, : prompt_length + new_tokens])  # fmt: skip
+        drafter = Drafter(slots, self._acceptance, processors, prompt, self._vocab_size, input_ids)
         self._speculator = Speculator(drafter, self._policy, input_ids.device)
         self._worker.submit(drafter.prefill).result()
         return self._worker.submit(self._speculator.open, self._policy.plan([0], self._room(input_ids))).result()

@@ -24,6 +24,7 @@ from .acceptance import CoupledVerification, Proposal, RejectionVerification
 from .processors import DraftProcessors
 from .prompt import Prompt
 from .slot_model import SlotModel
+from .transfer import send, take_rows
 from .tree_mask import TreeLayout
 
 
@@ -92,20 +93,15 @@ class Drafter:
         processors (`DraftProcessors`)
         prompt (`Prompt`): tokens that only the target's cache holds are unknown to the draft, but count positions.
         vocab_size (`int`): of the target. Ids that the draft does not know are never drafted, and read as id 0.
-        prefix (`Callable[[int, int], Tensor]`): the ids of a row as the target sees them, `[1, L]`, up to its n-th new
-            token, for processors that look at the text.
+        ids (`Tensor` of shape `[B, L]`): the prompts as `generate` was given them, for processors that look at the text.
     """
 
     def __init__(self, slots: SlotModel, acceptance: CoupledVerification | RejectionVerification,
                  processors: DraftProcessors, prompt: Prompt, vocab_size: int,
-                 prefix: Callable[[int, int], torch.Tensor]):  # fmt: skip
+                 ids: torch.Tensor):  # fmt: skip
         self.slots, self.acceptance, self.processors = slots, acceptance, processors
-        self.prompts, self._offsets, self.vocab_size, self._prefix = (
-            prompt.known_tokens,
-            prompt.offsets,
-            vocab_size,
-            prefix,
-        )
+        self.prompts, self._offsets, self.vocab_size = prompt.known_tokens, prompt.offsets, vocab_size
+        self._ids = ids.to(slots.device)
         self.known_ids = slots.model.get_input_embeddings().num_embeddings
         self._prompt_lengths = [len(tokens) for tokens in self.prompts]
         self.lengths = list(self._prompt_lengths)
@@ -122,7 +118,7 @@ class Drafter:
         start, stop = self.lengths[row], self.lengths[row] + len(tokens)
         if stop > self._text.shape[1]:
             self._text = torch.cat([self._text, torch.zeros_like(self._text)], dim=1)
-        self._text[row, start:stop] = torch.tensor(tokens, device=self._text.device)
+        self._text[row, start:stop] = send(tokens, self._text.device)
         self.lengths[row] = stop
         # Of what was written past the old text, only the accepted chain is part of the new one.
         self.valid[row] = min(self.valid[row], stop - 1)
@@ -137,8 +133,8 @@ class Drafter:
         first = [self.lengths[row] - width for row in rows]
         if len(rows) == 1 and first[0] >= 0:
             return self._known(self._text[rows[0] : rows[0] + 1, first[0] : first[0] + width]), first
-        columns = torch.tensor(first, device=self.slots.device)[:, None] + self.slots.slots(width)
-        return self._known(self._text[rows].gather(1, columns.clamp_min(0))), first
+        columns = send(first, self.slots.device)[:, None] + self.slots.slots(width)
+        return self._known(take_rows(self._text, rows).gather(1, columns.clamp_min(0))), first
 
     def _known(self, tokens: torch.Tensor) -> torch.Tensor:
         return tokens if self.known_ids >= self.vocab_size else tokens.where(tokens < self.known_ids, 0)
@@ -176,7 +172,7 @@ class Drafter:
         Returns:
             The draft's processed scores after t*, s_1, .. s_K: `[R, K + 1, V]`.
         """
-        sent = proposal.tokens[rows].to(self.slots.device)
+        sent = take_rows(proposal.for_draft(self.slots.device), rows)
         feed, first = self._unread(rows)
         width = sent.shape[1]
         logits = self.slots.forward(torch.cat([feed, self._known(sent)], dim=1), first, keep=width + 1, rows=rows)
@@ -197,16 +193,14 @@ class Drafter:
         flat_rows = [row for row in rows for _ in range(width)]
         positions = [self._position(row, self.lengths[row] + j) for row in rows for j in range(width)]
         ranked = self.acceptance.fork_scores(scores.flatten(0, 1), flat_rows, positions).view_as(scores)
-        lengths = [proposal.lengths[row] for row in rows]
-        sent = proposal.tokens[rows].to(self.slots.device)
-        forks = kernels.select_forks(ranked, sent, torch.tensor(lengths, device=ranked.device), fan_out)
+        lengths = send([proposal.lengths[row] for row in rows], self.slots.device)
+        sent = take_rows(proposal.for_draft(self.slots.device), rows)
+        forks = kernels.select_forks(ranked, sent, lengths, fan_out)
         depths = [k for k, count in enumerate(fan_out) for _ in range(count)]
         # A branch at depth k sees the text up to s_k, which stands at position length + k - 1, in slot length + k.
-        text = torch.tensor([self.lengths[row] for row in rows], device=self.slots.device)
-        limits = text[:, None] + torch.tensor(depths, device=self.slots.device)
-        start = max(self.lengths[row] for row in rows) + width + 1
-        layout = TreeLayout(limits, start)
         text_lengths = [self.lengths[row] for row in rows]
+        limits = send(text_lengths, self.slots.device)[:, None] + send(depths, self.slots.device)
+        layout = TreeLayout(limits, start=max(text_lengths) + width + 1)
         return Tree(rows, depths, forks.tolist(), layout, text_lengths, sent, forks.clamp_min(0))
 
     def grow(self, tree: Tree) -> None:
@@ -230,7 +224,7 @@ class Drafter:
         """
         rows, branches = list(picks), list(picks.values())
         places = [tree.rows.index(row) for row in rows]
-        r, m = (torch.tensor(index, device=self.slots.device) for index in (places, branches))
+        r, m = send(places, self.slots.device), send(branches, self.slots.device)
         grown = (tree.tokens[:depth], tree.scores[:depth], tree.confidence[:depth])
         chain = Chain(rows, *([None if values is None else values[r, m] for values in kept] for kept in grown))
         layout = TreeLayout(tree.layout.limits[r], tree.layout.start)
@@ -276,8 +270,8 @@ class Drafter:
         return self.processors(logits, rows, lambda i: self._hypothetical(rows[i], ahead(i)))
 
     def _hypothetical(self, row: int, ahead: list[torch.Tensor]) -> torch.Tensor:
-        prefix = self._prefix(row, self.lengths[row] - self._prompt_lengths[row])
-        return torch.cat([prefix.to(self.slots.device), *(tokens[None] for tokens in ahead)], dim=1)
+        written = self._text[row, self._prompt_lengths[row] : self.lengths[row]]
+        return torch.cat([self._ids[row], written, *ahead])[None]
 
     def _position(self, row: int, place: int) -> int:
         return self._offsets[row] + place

@@ -17,6 +17,7 @@ from torch import nn
 from .. import compat
 from .few_rows import FewRows
 from .slot_cache import SlotCache, Storage
+from .transfer import send
 from .tree_mask import AttentionKinds, TreeLayout, causal
 
 
@@ -85,7 +86,7 @@ class SlotModel:
         if uniform and first[0] >= 0:
             positions = (offsets + first[0]).expand(len(first), -1)
         else:
-            positions = offsets + torch.tensor(first, device=self.device)[:, None]
+            positions = offsets + send(first, self.device)[:, None]
         start = first[0] + 1 if uniform and first[0] >= 0 else None
         end = max(first) + n + 1
         return self._run(tokens, positions.clamp_min(0), positions.clamp_min(-1) + 1, start, end, keep, rows)
@@ -134,7 +135,7 @@ class SlotModel:
         visible, positions = layout.visible(step, slots), layout.positions(step)
         written = slots[start : layout.end(step)].expand(len(rows), -1)
         if branches is not None:
-            pick = torch.tensor(branches, device=self.device)[:, None]
+            pick = send(branches, self.device)[:, None]
             positions, written = positions.gather(1, pick), written.gather(1, pick)
             visible = visible.gather(1, pick[:, :, None].expand(-1, -1, end))
             start = start + branches[0] if len(rows) == 1 else None
@@ -158,7 +159,7 @@ class SlotModel:
         return self._call(tokens, positions, written, start, end, keep, self._index(rows), mask, compiled)
 
     def _index(self, rows: list[int] | None) -> torch.Tensor | None:
-        return None if rows is None or len(rows) == self.batch_size else torch.tensor(rows, device=self.device)
+        return None if rows is None or len(rows) == self.batch_size else send(rows, self.device)
 
     def _call(self, tokens, positions, written, start, end, keep, rows, mask, compiled=True) -> torch.Tensor:
         # A part of the batch has a shape of its own each time: not worth compiling.

@@ -13,6 +13,7 @@ from .drafter import Chain, Drafter, Tree
 from .policy import Policy, RoundPlan
 from .prompt_lookup import NGramIndex
 from .speculation_cache import Outcome, SpeculationCache
+from .transfer import move, send
 
 
 class Speculator:
@@ -137,26 +138,28 @@ class Speculator:
                 point_mass[row], confidence[row] = False, values[: lengths[row]]
         for row, copied in copies.items():
             lengths[row] = len(copied)
-        width = max(lengths)
-        tokens = torch.zeros(batch_size, width, dtype=torch.long, device=self.device)
+        width, device = max(lengths), self.drafter.slots.device
+        tokens = torch.zeros(batch_size, width, dtype=torch.long, device=device)
         scores = None
         for chain in chains:
             count = min(len(chain.tokens), width)
             if count == 0:
                 continue
-            tokens[chain.rows, :count] = torch.stack(chain.tokens[:count], dim=1).to(self.device)
+            rows = send(chain.rows, device)
+            tokens[:, :count].index_copy_(0, rows, torch.stack(chain.tokens[:count], dim=1))
             if chain.scores[0] is not None:
                 if scores is None:
-                    scores = chain.scores[0].new_zeros(batch_size, width, chain.scores[0].shape[-1], device=self.device)
-                scores[chain.rows, :count] = torch.stack(chain.scores[:count], dim=1).to(self.device)
+                    scores = chain.scores[0].new_zeros(batch_size, width, chain.scores[0].shape[-1])
+                scores[:, :count].index_copy_(0, rows, torch.stack(chain.scores[:count], dim=1))
         for row, copied in copies.items():
-            tokens[row, : len(copied)] = torch.tensor(copied, device=self.device)
+            tokens[row, : len(copied)] = send(copied, device)
         return Proposal(
-            tokens,
+            move(tokens, self.device),
             lengths,
-            scores,
+            None if scores is None else move(scores, self.device),
             point_mass,
             [row in hits and lengths[row] > 0 for row in range(batch_size)],
             backups,
             confidence,
+            tokens,
         )

@@ -92,7 +92,7 @@ def saguaro_decoding(
         keep_scores=returns_dict and generation_config.output_scores,
         keep_logits=returns_dict and generation_config.output_logits,
     )
-    acceptance = _acceptance(config, generation_config, vocab_size, input_ids.device)
+    acceptance = _acceptance(config, generation_config, vocab_size)
     # The very last token is emitted and never read.
     last_position = prompt.column_slots.shape[1] + transcript.remaining(0) - 2
     slots = SlotModel(self, batch_size, last_position=last_position)
@@ -157,18 +157,18 @@ def _speculator(target, draft, config, policy, acceptance, processors, prompt, t
         DraftProcessors(processors, config.draft_temperature, batch_size, slots.device),
         prompt,
         vocab_size,
-        transcript.prefix,
+        transcript.prompts,
     )
     return Speculator(drafter, policy, device)
 
 
-def _acceptance(config: SaguaroConfig, generation_config: GenerationConfig, vocab_size: int, device: torch.device):
+def _acceptance(config: SaguaroConfig, generation_config: GenerationConfig, vocab_size: int):
     if not generation_config.do_sample:
-        return CoupledVerification(None, vocab_size, device)
+        return CoupledVerification(None, vocab_size)
     # One draw from the global generator: `set_seed` makes a run repeatable, and the generator moves on between runs.
     seed = int(torch.randint(1 << 62, ())) if config.seed is None else config.seed
     if config.verification == "coupled":
-        return CoupledVerification(seed, vocab_size, device)
+        return CoupledVerification(seed, vocab_size)
     forks = config.fan_out
     if isinstance(forks, list):
         forks = max(1, sum(forks) // len(forks))

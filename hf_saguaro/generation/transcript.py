@@ -88,7 +88,7 @@ class Transcript:
         length = self.prompt_length + len(self.generated[row])
         if length == self._ids.shape[1]:
             self._ids = self._with_room(self._ids, length)
-        self._ids[row, length] = token
+        self._ids[row, length].fill_(token)
         self.generated[row].append(token)
         if self._scores is not None:
             self._scores[row].append(scores.clone())

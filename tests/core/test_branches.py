@@ -49,8 +49,8 @@ def drafter_of(model, prompts):
     ids = torch.stack([torch.cat([torch.zeros(width - len(p), dtype=torch.long), p]) for p in prompts])
     mask = torch.stack([torch.tensor([0] * (width - len(p)) + [1] * len(p)) for p in prompts])
     prompt = Prompt.of(ids, {"attention_mask": mask}, None)
-    drafter = Drafter(SlotModel(model, len(prompts)), CoupledVerification(None, VOCAB, torch.device("cpu")),
-                      DraftProcessors(LogitsProcessorList(), None, len(prompts), torch.device("cpu")), prompt, VOCAB, None)  # fmt: skip
+    drafter = Drafter(SlotModel(model, len(prompts)), CoupledVerification(None, VOCAB),
+                      DraftProcessors(LogitsProcessorList(), None, len(prompts), torch.device("cpu")), prompt, VOCAB, ids)  # fmt: skip
     drafter.prefill()
     return drafter
 

@@ -112,18 +112,27 @@ def waits(target, draft, inputs, new_tokens, **settings):
         with stand_in_devices() as counted:
             models = [on("cuda:0", model) for model in (target, draft)]
             _, stats = generate(*models, far(inputs, "cuda:0"), length, **settings)
-        seen.append((counted.by_thread, stats))
+        seen.append((counted.by_host, stats))
     (few, short), (many, long) = seen
     return many - few, long.rounds - short.rounds
 
 
-@pytest.mark.parametrize("arguments", [{}, SAMPLING, {"repetition_penalty": 1.3}], ids=["greedy", "sampled", "penalty"])
-def test_with_a_fixed_k_the_host_reads_the_verdict_and_nothing_else(target, draft, ragged, arguments):
-    by_thread, rounds = waits(target, draft, ragged, 8, arguments=arguments)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"arguments": SAMPLING},
+        {"arguments": {"repetition_penalty": 1.3}},
+        {"arguments": SAMPLING, "verification": "rejection", "cache_bias": 0.5},
+    ],
+    ids=["greedy", "sampled", "penalty", "rejection"],
+)
+def test_with_a_fixed_k_the_host_waits_for_the_verdict_and_nothing_else(target, draft, ragged, settings):
+    by_thread, rounds = waits(target, draft, ragged, 8, **settings)
     assert by_thread == {"MainThread": rounds}
 
 
-def test_beside_the_target_the_draft_reads_its_forks_and_nothing_else(target, draft, ragged):
+def test_beside_the_target_the_draft_waits_for_its_forks_and_nothing_else(target, draft, ragged):
     by_thread, rounds = waits(target, draft, ragged, 8, execution="async")
     assert by_thread["MainThread"] == rounds and 0 < by_thread["hf_saguaro-draft"] <= rounds
     assert len(by_thread) == 2
@@ -133,6 +142,18 @@ def test_a_draft_that_may_end_chains_on_its_own_doubt_is_asked_once_a_token(targ
     monkeypatch.setattr(Policy, "pass_pays", lambda self, confidence: len(confidence) < 3)
     by_thread, rounds = waits(target, draft, ragged, 8, k="auto")
     assert rounds > 1 and 2 * rounds < by_thread["MainThread"] <= (1 + 3) * rounds
+
+
+@pytest.mark.parametrize("elsewhere", ["cuda:1", "cpu"])
+@pytest.mark.parametrize("settings", [{}, {"arguments": PROCESSORS}, {"verification": "rejection", "arguments": SAMPLING}],
+                         ids=["greedy", "processors", "rejection"])  # fmt: skip
+def test_a_draft_elsewhere_asks_the_targets_device_for_nothing(target, draft, ragged, settings, elsewhere):
+    """What it asked for would come when the target is done with the round, and the draft would work after it, not beside."""
+    with stand_in_devices() as counted:
+        models = [on("cuda:0", target), on(elsewhere, draft)]
+        generate(*models, far(ragged, "cuda:0"), execution="async", **settings)
+    of_draft = {(source, end) for thread, source, end in counted.between_devices if thread == "hf_saguaro-draft"}
+    assert (elsewhere, "cuda:0") in of_draft and ("cuda:0", elsewhere) not in of_draft
 
 
 def test_a_target_spread_over_cards(draft, ragged):
