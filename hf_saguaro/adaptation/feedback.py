@@ -141,7 +141,7 @@ class FeedbackSession:
             emitted = min(accepted + 1, scores.shape[0])
             tokens = proposed[:accepted].clone()
             if emitted > accepted:
-                tokens = torch.cat([tokens, tokens.new_tensor([next_token])])
+                tokens = torch.cat([tokens, tokens.new_full((1,), next_token)])
             state.tokens.append(tokens)
             rejected = proposed[accepted:].clone()
             self._waiting.append(_Scored(state, emitted, state.count + accepted, rejected, scores))

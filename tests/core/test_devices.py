@@ -6,6 +6,8 @@ The cards are stand-ins, so that this is tested where there are none.
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
@@ -105,12 +107,14 @@ def test_rejection_verification_on_cards(target, draft, ragged, places, settings
         assert out.tolist() == here.tolist()
 
 
-def waits(target, draft, inputs, new_tokens, **settings):
+def waits(target, draft, inputs, new_tokens, adapts=False, **settings):
     """Of a text of two lengths: how much more often the host waited for the longer one, by thread; and its rounds more."""
     seen = []
     for length in (new_tokens, 2 * new_tokens):
-        with stand_in_devices() as counted:
+        with stand_in_devices() as counted, contextlib.ExitStack() as stack:
             models = [on("cuda:0", model) for model in (target, draft)]
+            if adapts:
+                settings["adaptation"] = stack.enter_context(OnlineAdapter(models[1], AdaptationConfig(device="cpu")))
             _, stats = generate(*models, far(inputs, "cuda:0"), length, **settings)
         seen.append((counted.by_host, stats))
     (few, short), (many, long) = seen
@@ -124,8 +128,9 @@ def waits(target, draft, inputs, new_tokens, **settings):
         {"arguments": SAMPLING},
         {"arguments": {"repetition_penalty": 1.3}},
         {"arguments": SAMPLING, "verification": "rejection", "cache_bias": 0.5},
+        {"adapts": True},
     ],
-    ids=["greedy", "sampled", "penalty", "rejection"],
+    ids=["greedy", "sampled", "penalty", "rejection", "feedback"],
 )
 def test_with_a_fixed_k_the_host_waits_for_the_verdict_and_nothing_else(target, draft, ragged, settings):
     by_thread, rounds = waits(target, draft, ragged, 8, **settings)
