@@ -40,6 +40,7 @@ class Chain:
     tokens: list[torch.Tensor] = field(default_factory=list)
     scores: list[torch.Tensor | None] = field(default_factory=list)
     confidence: list[torch.Tensor] = field(default_factory=list)
+    pass_began: float | None = None  # when its last pass did, `None` before it has one of its own
     _read: list[list[float]] = field(default_factory=list)
 
     def read_confidence(self) -> list[list[float]]:
@@ -59,7 +60,7 @@ class Tree:
     """Prepared continuations. Branch `m` of row `rows[r]` answers the outcome `(depths[m], forks[r][m])`.
 
     Attributes:
-        forks (`list[list[int]]`): the guessed t* of every row and branch; -1 where a row has no such depth.
+        forks (`Tensor` of shape `[R, M]`): the guessed t* of every row and branch; -1 where a row has no such depth.
         tokens, scores, confidence: one entry a pass, `[R, M]`, `[R, M, V]` and `[R, M]`, as in [`Chain`].
         sent (`Tensor` of shape `[R, K]`): the chain being verified.
         text_lengths (`list[int]`): the length of every row's text when the tree was planted.
@@ -67,14 +68,17 @@ class Tree:
 
     rows: list[int]
     depths: list[int]
-    forks: list[list[int]]
+    forks: torch.Tensor
     layout: TreeLayout
     text_lengths: list[int]
     sent: torch.Tensor
-    fork_tokens: torch.Tensor
     tokens: list[torch.Tensor] = field(default_factory=list)
     scores: list[torch.Tensor | None] = field(default_factory=list)
     confidence: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def fork_tokens(self) -> torch.Tensor:
+        return self.forks.clamp_min(0)
 
     def root_of(self, r: int, m: int) -> list[torch.Tensor]:
         """What lies between the text and the first token of a branch: `s_1 .. s_k` and `t`."""
@@ -106,7 +110,6 @@ class Drafter:
         self._prompt_lengths = [len(tokens) for tokens in self.prompts]
         self.lengths = list(self._prompt_lengths)
         self.valid = [0] * len(self.prompts)
-        self.pass_seconds: float | None = None  # of the last narrow pass, until somebody has taken note of it
         self._text = torch.zeros(len(self.prompts), 2 * max(self.lengths) + 64, dtype=torch.long, device=slots.device)
         for row, tokens in enumerate(self.prompts):
             self._text[row, : len(tokens)] = tokens
@@ -154,11 +157,10 @@ class Drafter:
         chain = Chain(rows)
         feed, first = self._unread(rows)
         while True:
-            began = time.perf_counter()
+            chain.pass_began = time.perf_counter()
             logits = self.slots.forward(feed, first, keep=1, rows=rows)[:, -1]
             ahead = len(chain.tokens)
             self._extend(chain, logits, [self.lengths[row] + ahead for row in rows], lambda i: chain.of_row(i))
-            self.pass_seconds = time.perf_counter() - began
             if ahead + 1 == depth or not go_on(chain):
                 break
             feed, first = self._known(chain.tokens[-1][:, None]), [self.lengths[row] + ahead for row in rows]
@@ -201,7 +203,7 @@ class Drafter:
         text_lengths = [self.lengths[row] for row in rows]
         limits = send(text_lengths, self.slots.device)[:, None] + send(depths, self.slots.device)
         layout = TreeLayout(limits, start=max(text_lengths) + width + 1)
-        return Tree(rows, depths, forks.tolist(), layout, text_lengths, sent, forks.clamp_min(0))
+        return Tree(rows, depths, forks, layout, text_lengths, sent)
 
     def grow(self, tree: Tree) -> None:
         """One pass: one more token on every branch."""
@@ -230,14 +232,13 @@ class Drafter:
         layout = TreeLayout(tree.layout.limits[r], tree.layout.start)
         fork = tree.fork_tokens[r, m]
         while len(chain.tokens) < depth and go_on(chain):
-            began, step = time.perf_counter(), len(chain.tokens)
+            chain.pass_began, step = time.perf_counter(), len(chain.tokens)
             feed = chain.tokens[-1] if chain.tokens else fork
             logits = self.slots.tree(self._known(feed[:, None]), layout, step, rows=rows, branches=branches)[:, -1]
             ahead = [
                 tree.text_lengths[place] + tree.depths[branch] + 1 + step for place, branch in zip(places, branches)
             ]
             self._extend(chain, logits, ahead, lambda i: [*tree.root_of(places[i], branches[i]), *chain.of_row(i)])
-            self.pass_seconds = time.perf_counter() - began
         return chain
 
     # Scores and draws

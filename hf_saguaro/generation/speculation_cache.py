@@ -28,13 +28,13 @@ class Outcome:
 
 
 class SpeculationCache:
-    """The branches of one tree, found by outcome."""
+    """The branches of one tree, found by outcome. The forks are read from the device, which ends its work on the tree."""
 
     def __init__(self, tree: Tree | None):
         self.tree = tree
         self._branches: dict[tuple[int, int, int], int] = {}
         if tree is not None:
-            for row, forks in zip(tree.rows, tree.forks):
+            for row, forks in zip(tree.rows, tree.forks.tolist()):
                 for branch, key in enumerate(zip(tree.depths, forks)):
                     self._branches.setdefault((row, *key), branch)
 

@@ -57,9 +57,11 @@ class Speculator:
             tree = self._plant(proposal, plan)
             while len(tree.tokens) < plan.depth and not verdict.done():
                 self.drafter.grow(tree)
-            self.policy.estimates.tree_pass.add((time.perf_counter() - began) / (1 + len(tree.tokens)))
+        cache = SpeculationCache(tree)
         self._preparing = time.perf_counter() - began
-        return self.serve(verdict.result(), plan, SpeculationCache(tree))
+        if tree is not None:
+            self.policy.estimates.tree_pass.add(self._preparing / (1 + len(tree.tokens)))
+        return self.serve(verdict.result(), plan, cache)
 
     def _plant(self, proposal: Proposal, plan: RoundPlan) -> Tree:
         scores = self.drafter.glue(plan.rows, proposal)
@@ -115,14 +117,15 @@ class Speculator:
         return None, {}, ["none"] * len(rows)
 
     def _pays(self, chain: Chain) -> bool:
-        self._complete(chain)
         by_token = chain.read_confidence() if self.policy.weighs_confidence else []
+        self._complete(chain)
         return self.policy.pass_pays([sum(values) / len(values) for values in by_token])
 
     def _complete(self, chain: Chain) -> bool:
-        seconds, self.drafter.pass_seconds = self.drafter.pass_seconds, None
-        if seconds is not None:
-            self.policy.estimates.draft_pass.add(seconds)
+        # Where the passes of a device follow each other unread, the host cannot tell how long one takes.
+        was_awaited = self.policy.weighs_confidence or self.drafter.slots.device.type == "cpu"
+        if chain.pass_began is not None and was_awaited:
+            self.policy.estimates.draft_pass.add(time.perf_counter() - chain.pass_began)
         return True
 
     def _assemble(self, prepared: list[Chain], hits: set[int], chain: Chain | None, copies: dict[int, list[int]],

@@ -85,7 +85,7 @@ def test_every_prepared_branch_equals_a_fresh_decode_from_its_outcome(name):
         drafter.grow(tree)
     # One branch is finished alone, two passes further than the tree.
     for row in rows:
-        for branch, (depth, fork) in enumerate(zip(tree.depths, tree.forks[row])):
+        for branch, (depth, fork) in enumerate(zip(tree.depths, tree.forks[row].tolist())):
             outcome = [*texts[row], *sent[row, :depth].tolist(), fork]
             harvested = drafter.harvest(tree, {row: branch}, 5, lambda chain: True)
             assert [int(tokens) for tokens in harvested.tokens] == fresh(model, outcome, 5), (row, depth, fork)
@@ -108,7 +108,7 @@ def test_forks_are_the_likeliest_outcomes():
     scores = model(torch.tensor([[*range(2, 9), 5, *sent[0].tolist()]])).logits[0, -3:]
     best = scores.argsort(dim=-1, descending=True)
     expected = [int(t) for t in best[0] if t != sent[0, 0]][:3] + best[2, :2].tolist()
-    assert tree.depths == [0, 0, 0, 2, 2] and tree.forks == [expected]
+    assert tree.depths == [0, 0, 0, 2, 2] and tree.forks.tolist() == [expected]
 
 
 @torch.no_grad()
@@ -118,7 +118,7 @@ def test_the_cache_answers_its_own_outcomes_and_no_others():
         drafter.advance(row, [5])
     proposal = Proposal(torch.stack(drafter.chain([0, 1], 1, lambda chain: True).tokens, dim=1), [1, 1])
     cache = SpeculationCache(drafter.plant([1], proposal, drafter.glue([1], proposal), [1, 1]))
-    forks = cache.tree.forks[0]
+    forks = cache.tree.forks[0].tolist()
     assert cache.lookup(Outcome([1], {1: [7, forks[1]]}, 9)) == {1: 1}
     assert cache.lookup(Outcome([1], {1: [7, forks[1] + 1]}, 9)) == {}
     assert cache.lookup(Outcome([0], {0: [7, forks[1]]}, 9)) == {}  # a row that was not in the round

@@ -18,6 +18,7 @@ from hf_saguaro import SaguaroConfig
 from hf_saguaro.adaptation import AdaptationConfig, OnlineAdapter
 from hf_saguaro.compat import CACHE_KEY
 from hf_saguaro.generation.candidate_generator import SaguaroCandidateGenerator
+from hf_saguaro.generation.estimates import estimates_of
 from hf_saguaro.generation.policy import Policy
 
 from ..conftest import VOCAB, perturbed, tiny_llama
@@ -147,6 +148,15 @@ def test_a_draft_that_may_end_chains_on_its_own_doubt_is_asked_once_a_token(targ
     monkeypatch.setattr(Policy, "pass_pays", lambda self, confidence: len(confidence) < 3)
     by_thread, rounds = waits(target, draft, ragged, 8, k="auto")
     assert rounds > 1 and 2 * rounds < by_thread["MainThread"] <= (1 + 3) * rounds
+
+
+def test_a_pass_that_the_host_did_not_wait_for_tells_no_time(target, draft, ragged, monkeypatch):
+    monkeypatch.setattr(Policy, "pass_pays", lambda self, confidence: True)
+    with stand_in_devices():
+        models = [on("cuda:0", model) for model in (target, draft)]
+        for k, tells in ((3, False), ("auto", True)):
+            generate(*models, far(ragged, "cuda:0"), 8, k=k)
+            assert (estimates_of(*models, len(ragged["input_ids"])).draft_pass.value is not None) == tells
 
 
 @pytest.mark.parametrize("elsewhere", ["cuda:1", "cpu"])
