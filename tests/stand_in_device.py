@@ -183,6 +183,8 @@ def stand_in_devices():
             _StandIns(),
             mock.patch.object(threading.Thread, "run", run_with_stand_ins),
             mock.patch.object(torch.cuda, "synchronize"),
+            mock.patch.object(torch.cuda, "current_stream"),
+            mock.patch.object(torch.cuda, "stream"),
             mock.patch.dict(os.environ, {"HF_SAGUARO_KERNELS": "torch"}),
         ):
             yield _waits

@@ -40,6 +40,8 @@ class Proposal:
         backups (`list[str]`): what the rows that missed got.
         confidence (`list[list[float]]`): the draft's probability of every token, empty for rows without one.
         drafted (`Tensor` of shape `[B, K]`, *optional*): `tokens` on the draft's device.
+        awaited (`bool`): whether they were there when they were proposed. Else a device was still to make them, and the
+            time that this takes shows up in the verification.
     """
 
     tokens: torch.Tensor
@@ -50,6 +52,7 @@ class Proposal:
     backups: list[str] = field(default_factory=list)
     confidence: list[list[float]] = field(default_factory=list)
     drafted: torch.Tensor | None = None
+    awaited: bool = True
 
     def for_draft(self, device: torch.device) -> torch.Tensor:
         """`tokens` for the draft to read. Fetched back from the target's device they would come when that is done with

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import GenerationConfig, LogitsProcessorList
 from transformers.generation.candidate_generator import CandidateGenerator
 
+from .. import compat
 from ..config import SaguaroConfig
 from .acceptance import CoupledVerification, Proposal, RejectionVerification
 from .draft_worker import DraftWorker
@@ -56,7 +57,7 @@ class SaguaroCandidateGenerator(CandidateGenerator):
         fixed = {**config.to_dict(), "adaptation": None, "execution": "async"}
         self._policy = Policy(SaguaroConfig(**fixed), Estimates(), can_overlap=True)
         self._max_length = generation_config.max_length
-        self._worker = DraftWorker(None)
+        self._worker = DraftWorker(None, [compat.execution_device(assistant_model)])
         self._closer = weakref.finalize(self, self._worker.close)
         self._speculator: Speculator | None = None
         self._proposal: Proposal | None = None

@@ -220,6 +220,7 @@ class RoundLoop:
             accepted=list(accepted.values()),
             prepared=[next_prepared is not None and next_prepared.hits[row] for row in rows],
             emitted=tokens,
+            awaited=proposal.awaited,
         )
         self.policy.saw_round(
             plan, proposal, accepted, tokens=tokens / len(rows), verify_seconds=verify_seconds, **measured

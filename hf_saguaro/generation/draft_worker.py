@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -22,10 +23,13 @@ class DraftWorker:
     Args:
         threads (`int` or `None`): intra-op threads for the draft; `None` leaves both sides alone (the models' work is
             not on this machine's cores).
+        devices (`Sequence[torch.device]`): what the models run on. On a GPU the draft works on the caller's stream, as
+            everything that it makes and reads is ordered by it.
     """
 
-    def __init__(self, threads: int | None):
+    def __init__(self, threads: int | None, devices: Sequence[torch.device] = ()):
         self._threads = threads
+        self._streams = [torch.cuda.current_stream(device) for device in devices if device.type == "cuda"]
         self._callers_threads = torch.get_num_threads()
         self._inference = torch.is_inference_mode_enabled()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="hf_saguaro-draft", initializer=self._enter)
@@ -39,8 +43,10 @@ class DraftWorker:
         return self._executor.submit(self._run, task, args)
 
     def _run(self, task: Callable, args: tuple):
-        # Grad and inference mode belong to a thread; the draft works in the caller's.
-        with torch.inference_mode(self._inference), torch.no_grad():
+        # Grad mode, inference mode and streams belong to a thread; the draft works in the caller's.
+        with torch.inference_mode(self._inference), torch.no_grad(), contextlib.ExitStack() as streams:
+            for stream in self._streams:
+                streams.enter_context(torch.cuda.stream(stream))
             return task(*args)
 
     def share_cores(self, both_busy: bool) -> None:

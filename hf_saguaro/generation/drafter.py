@@ -82,7 +82,7 @@ class Tree:
 
     def root_of(self, r: int, m: int) -> list[torch.Tensor]:
         """What lies between the text and the first token of a branch: `s_1 .. s_k` and `t`."""
-        return [self.sent[r, : self.depths[m]], self.fork_tokens[r, m : m + 1]]
+        return [self.sent[r, : self.depths[m]], self.forks[r, m : m + 1].clamp_min(0)]
 
     def text_of(self, r: int, m: int) -> list[torch.Tensor]:
         return [*self.root_of(r, m), *(tokens[r, m : m + 1] for tokens in self.tokens)]

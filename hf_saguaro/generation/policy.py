@@ -197,7 +197,7 @@ class Policy:
         With a fixed K chains are completed, unless the draft is so slow that a pass outlasts four steps of the target.
 
         Args:
-            confidence (`list[float]`): the draft's probability of every token of the chain so far.
+            confidence (`list[float]`): the draft's probability of every token of the chain so far, where that is weighed.
         """
         seen = self.estimates
         seconds = seen.pass_seconds()
@@ -214,7 +214,7 @@ class Policy:
         rejection sampling relies on.
         """
         seen = self.estimates
-        if self._fixed_depth is not None or seen.extra_seconds(1) is None:
+        if seen.extra_seconds(1) is None:
             return len(confidence)
         count = min(len(confidence), self._least_tokens)
         while count < len(confidence) and self._going_on_pays(confidence[:count], len(confidence)):
@@ -285,10 +285,11 @@ class Policy:
             seen.step.add(seconds)
             seen.cores.add(cores)
         elif was_prepared == plan.overlaps:  # else a mode has just begun, and had to make or was left a first proposal
-            seen.verify.setdefault(source, Typical()).add(verify_seconds)
             seen.token.setdefault(source, Rate()).add(seconds / seen.step_seconds(), tokens)
-            if source == "sync":
-                seen.saw_verify(proposal.width, verify_seconds)
+            if proposal.awaited:
+                seen.verify.setdefault(source, Typical()).add(verify_seconds)
+                if source == "sync":
+                    seen.saw_verify(proposal.width, verify_seconds)
         for row, length in accepted.items():
             if was_prepared and plan.overlaps:
                 seen.hit_rate.add(proposal.hits[row])

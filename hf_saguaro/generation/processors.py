@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 
 import torch
+from torch.utils._pytree import tree_map_only
 from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper
 from transformers.generation import logits_process as stock
 
@@ -218,9 +219,7 @@ def _stays_with_target(processor: LogitsProcessor, draft: torch.device) -> bool:
 
 def _copied_to(device: torch.device, processor: LogitsProcessor) -> LogitsProcessor:
     copied = copy.deepcopy(processor)
-    for name, value in vars(copied).items():
-        if isinstance(value, torch.Tensor):
-            setattr(copied, name, value.to(device))
+    vars(copied).update(tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), vars(copied)))
     return copied
 
 

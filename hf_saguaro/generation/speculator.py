@@ -49,7 +49,7 @@ class Speculator:
         """The draft's work beside one verification: glue, forks, tree; then the next proposal, once the verdict is in.
 
         Between two passes it looks whether the verdict has come: an unfinished tree is served as it is, so a slow draft
-        never holds a round up for longer than one pass.
+        never holds a round up for longer than one pass (on a device: for longer than the passes it was given by then).
         """
         began = time.perf_counter()
         tree = None
@@ -121,10 +121,13 @@ class Speculator:
         self._complete(chain)
         return self.policy.pass_pays([sum(values) / len(values) for values in by_token])
 
+    @property
+    def _awaits_passes(self) -> bool:
+        """Whether the host knows how long a pass of a chain takes: passes of a device may follow each other unread."""
+        return self.policy.weighs_confidence or self.drafter.slots.device.type == "cpu"
+
     def _complete(self, chain: Chain) -> bool:
-        # Where the passes of a device follow each other unread, the host cannot tell how long one takes.
-        was_awaited = self.policy.weighs_confidence or self.drafter.slots.device.type == "cpu"
-        if chain.pass_began is not None and was_awaited:
+        if chain.pass_began is not None and self._awaits_passes:
             self.policy.estimates.draft_pass.add(time.perf_counter() - chain.pass_began)
         return True
 
@@ -165,4 +168,5 @@ class Speculator:
             backups,
             confidence,
             tokens,
+            awaited=self._awaits_passes or not any(chain.tokens for chain in chains),
         )

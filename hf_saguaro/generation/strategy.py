@@ -110,7 +110,8 @@ def saguaro_decoding(
     policy = Policy(config, estimates_of(self, draft, batch_size), _can_overlap(self, draft), shared)
     speculator, worker = None, None
     if draft is not None:
-        worker = DraftWorker(_draft_threads(self, draft)) if policy.may_overlap else None
+        devices = [compat.execution_device(model) for model in (self, draft)]
+        worker = DraftWorker(_draft_threads(self, draft), devices) if policy.may_overlap else None
         try:
             speculator = _speculator(
                 self, draft, config, policy, acceptance, logits_processor, prompt, transcript, tokenizers, last_position

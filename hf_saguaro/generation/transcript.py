@@ -59,10 +59,9 @@ class Transcript:
     def _with_room(self, ids: torch.Tensor, room: int) -> torch.Tensor:
         return torch.cat([ids, ids.new_full((self.batch_size, max(room, 1)), self._pad)], dim=1)
 
-    def prefix(self, row: int, new_tokens: int | None = None) -> torch.Tensor:
-        """The ids of a row so far, or up to its first `new_tokens` new ones: `[1, L]`, a view."""
-        count = len(self.generated[row]) if new_tokens is None else new_tokens
-        return self._ids[row : row + 1, : self.prompt_length + count]
+    def prefix(self, row: int) -> torch.Tensor:
+        """The ids of a row so far: `[1, L]`, a view."""
+        return self._ids[row : row + 1, : self.prompt_length + len(self.generated[row])]
 
     def prefixes(self, rows: list[int]) -> torch.Tensor:
         """The ids of several rows, `[R, L]`, as far as the longest of them goes; others are filled up with padding."""

@@ -18,8 +18,9 @@ def send(values: Sequence, device: torch.device, dtype: torch.dtype = torch.long
 
 
 def move(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """`tensor` on `device`. What goes to the host must have arrived before anybody looks at it."""
-    return tensor.to(device, non_blocking=device.type != "cpu")
+    """`tensor` on `device`. CUDA alone takes the values before the call returns, so that their memory may be used again;
+    what goes to the host must have arrived before anybody looks at it."""
+    return tensor.to(device, non_blocking=device.type == "cuda")
 
 
 def take_rows(tensor: torch.Tensor, rows: list[int]) -> torch.Tensor:

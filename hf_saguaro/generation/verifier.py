@@ -67,8 +67,8 @@ class Verifier:
         """Decisions by row, one step of the text at a time, in groups of rows that go on independently of each other.
 
         A row's decisions are its accepted tokens, then the one token that the target adds. All rows are settled at once,
-        with the round's only read from the device, unless a processor must see nothing but what was emitted: then they
-        are called position by position, only as far as the text goes on.
+        with the round's only read from the device (but for those of some stock processors themselves), unless a processor
+        must see nothing but what was emitted: then they are called position by position, only as far as the text goes on.
         """
         rows = list(range(len(self.lengths)))
         if self._needs_no_processors(logits):
@@ -96,11 +96,15 @@ class Verifier:
         return self.processors.filters is not None and not self.shows_scores and kernels.uses_triton(logits)
 
     def _supposing_acceptance(self, row: int, logits: torch.Tensor, proposal: Proposal) -> torch.Tensor:
-        """Scores of a row's block, each position after all the proposed tokens before it: `[K + 1, V]` -> `[K + 1, V]`."""
+        """Scores of a row's block, each position after all the proposed tokens before it: `[K + 1, V]` -> `[K + 1, V]`.
+
+        Past its chain, and in a row that has stopped, nothing can be decided and all is left as it is.
+        """
+        count = 0 if self.transcript.is_over(row) else proposal.lengths[row] + 1
         text = torch.cat([self.transcript.prefix(row), proposal.tokens[row : row + 1]], dim=1)
         start = text.shape[1] - proposal.width
-        positions = range(len(logits))
-        return torch.cat([self.processors.position([row], text[:, : start + j], logits[j : j + 1]) for j in positions])
+        scores = [self.processors.position([row], text[:, : start + j], logits[j : j + 1]) for j in range(count)]
+        return torch.cat([*scores, logits[count:]])
 
     @staticmethod
     def _settled(accepted: torch.Tensor, next_token: torch.Tensor, proposal: Proposal,

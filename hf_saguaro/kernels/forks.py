@@ -66,7 +66,7 @@ def fork_kernel(
 def _layout(fan_out, device):
     """The fan-out and its starts on the device; kept, so that a round copies nothing there."""
     starts = (0, *itertools.accumulate(fan_out))[:-1]
-    return torch.tensor([fan_out, starts], dtype=torch.int32).to(device, non_blocking=True)
+    return torch.tensor([fan_out, starts], dtype=torch.int32).to(device)
 
 
 def select_forks(scores, sent, lengths, fan_out):

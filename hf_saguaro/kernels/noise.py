@@ -29,7 +29,7 @@ def keyed_noise_kernel(output, rows, positions, vocab_size, key_0, key_1, GUMBEL
 
 
 def _noise(seed, rows, positions, vocab_size, gumbel):
-    output = torch.empty((rows.shape[0], vocab_size), device=rows.device)
+    output = torch.empty((rows.shape[0], vocab_size), dtype=torch.float32, device=rows.device)
     if output.numel() == 0:
         return output
     grid = (rows.shape[0], triton.cdiv(vocab_size, 4 * _BLOCKS))

@@ -56,7 +56,7 @@ def commit_kernel(
 @functools.lru_cache(maxsize=16)
 def _table(entries, device):
     """The caches' addresses and shapes on their device; kept, so that a round copies nothing there."""
-    return torch.tensor(entries, dtype=torch.int64).to(device, non_blocking=True)
+    return torch.tensor(entries, dtype=torch.int64).to(device)
 
 
 def commit_slots(keys, values, source, destination, lengths):

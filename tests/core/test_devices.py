@@ -7,17 +7,20 @@ The cards are stand-ins, so that this is tested where there are none.
 from __future__ import annotations
 
 import contextlib
+import threading
+from unittest import mock
 
 import pytest
 import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
-from transformers import DynamicCache, GenerationConfig, LogitsProcessorList
+from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, SequenceBiasLogitsProcessor
 
 import hf_saguaro
 from hf_saguaro import SaguaroConfig
 from hf_saguaro.adaptation import AdaptationConfig, OnlineAdapter
 from hf_saguaro.compat import CACHE_KEY
 from hf_saguaro.generation.candidate_generator import SaguaroCandidateGenerator
+from hf_saguaro.generation.draft_worker import DraftWorker
 from hf_saguaro.generation.estimates import estimates_of
 from hf_saguaro.generation.policy import Policy
 
@@ -34,12 +37,13 @@ SAMPLING = {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9}
 PROCESSORS = {
     "repetition_penalty": 1.3,
     "no_repeat_ngram_size": 3,
-    "min_length": 30,
+    "min_new_tokens": 3,
     "suppress_tokens": [3, 4],
     "bad_words_ids": [[8], [6, 7]],
     "sequence_bias": [[[12], 2.0], [[13, 14], -3.0]],
     "encoder_repetition_penalty": 1.2,
-    "eos_token_id": [5, 7],
+    "eos_token_id": list(range(2, 12)),  # rows stop one after the other
+    "pad_token_id": 0,
 }
 
 
@@ -150,13 +154,15 @@ def test_a_draft_that_may_end_chains_on_its_own_doubt_is_asked_once_a_token(targ
     assert rounds > 1 and 2 * rounds < by_thread["MainThread"] <= (1 + 3) * rounds
 
 
-def test_a_pass_that_the_host_did_not_wait_for_tells_no_time(target, draft, ragged, monkeypatch):
+def test_what_the_host_did_not_wait_for_is_not_given_a_time(target, draft, ragged, monkeypatch):
     monkeypatch.setattr(Policy, "pass_pays", lambda self, confidence: True)
     with stand_in_devices():
         models = [on("cuda:0", model) for model in (target, draft)]
         for k, tells in ((3, False), ("auto", True)):
-            generate(*models, far(ragged, "cuda:0"), 8, k=k)
-            assert (estimates_of(*models, len(ragged["input_ids"])).draft_pass.value is not None) == tells
+            _, stats = generate(*models, far(ragged, "cuda:0"), 8, k=k)
+            seen = estimates_of(*models, len(ragged["input_ids"]))
+            assert (seen.draft_pass.value is not None) == tells
+            assert (stats.predicted_speedup is not None) == tells
 
 
 @pytest.mark.parametrize("elsewhere", ["cuda:1", "cpu"])
@@ -185,15 +191,46 @@ def test_a_target_spread_over_cards(draft, ragged):
 
 
 @pytest.mark.parametrize("places", PLACES)
-def test_a_cache_comes_back_on_the_targets_device_and_is_continued(target, draft, places):
+@pytest.mark.parametrize("arguments", [{}, {"repetition_penalty": 1.3}], ids=["greedy", "penalty"])
+def test_a_cache_comes_back_on_the_targets_device_and_is_continued(target, draft, places, arguments):
     prompt = torch.randint(2, VOCAB, (1, 7), generator=torch.Generator().manual_seed(3))
-    here = target.generate(prompt, do_sample=False, max_new_tokens=12)
+    here = target.generate(prompt, do_sample=False, max_new_tokens=12, **arguments)
     with stand_in_devices():
         models, cache = [on(place, model) for place, model in zip(places, (target, draft))], DynamicCache()
         text = prompt.to(places[0])
         for _ in range(2):
-            text, _ = generate(*models, {"input_ids": text, CACHE_KEY: cache}, 6)
+            text, _ = generate(*models, {"input_ids": text, CACHE_KEY: cache}, 6, arguments=arguments)
         assert text.tolist() == here.tolist() and str(cache.layers[0].keys.device) == places[0]
+
+
+def test_a_processor_that_has_been_used_follows_the_draft_too(target, draft):
+    """Some make their tensors at the first call, and keep them in lists."""
+    prompt = torch.randint(2, VOCAB, (1, 7), generator=torch.Generator().manual_seed(3))
+    bias = SequenceBiasLogitsProcessor([[[12], 2.0], [[13, 14], -3.0], [[20, 21, 22], 5.0]])
+    here = target.generate(prompt, do_sample=False, max_new_tokens=8, logits_processor=LogitsProcessorList([bias]))
+    bias.prepared_bias_variables = False
+    with stand_in_devices():
+        models, given = [on("cuda:0", target), on("cuda:1", draft)], {"input_ids": prompt.to("cuda:0")}
+        for _ in range(2):
+            out, _ = generate(
+                *models, given, arguments={"max_new_tokens": 8, "logits_processor": LogitsProcessorList([bias])}
+            )
+            assert out.tolist() == here.tolist()
+
+
+def test_the_draft_works_on_the_streams_of_the_caller():
+    entered = []
+
+    @contextlib.contextmanager
+    def stream(of):
+        entered.append((threading.current_thread().name, of))
+        yield
+
+    with mock.patch.multiple(torch.cuda, current_stream=lambda device: f"the caller's on {device}", stream=stream):
+        worker = DraftWorker(None, [torch.device("cuda:1"), torch.device("cpu")])
+        name = worker.submit(lambda: [*entered, threading.current_thread().name]).result()
+        worker.close()
+    assert name == [(name[-1], "the caller's on cuda:1"), name[-1]] and name[-1] != threading.current_thread().name
 
 
 def test_scores_lie_where_the_ids_lie(target, draft, ragged):

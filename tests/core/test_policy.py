@@ -297,8 +297,10 @@ def test_a_target_that_keeps_all_cores_busy_is_left_alone(busy, is_tried):
     assert "async" in Machine(cores=2, busy=busy).play(300).modes
 
 
-def sees(policy, execution, was_prepared, seconds, hit=False):
-    proposal = Proposal(torch.zeros(1, 2, dtype=torch.long), [2], None, [False], [hit], ["draft"], [[0.5, 0.5]])
+def sees(policy, execution, was_prepared, seconds, hit=False, awaited=True):
+    proposal = Proposal(
+        torch.zeros(1, 2, dtype=torch.long), [2], None, [False], [hit], ["draft"], [[0.5, 0.5]], None, awaited
+    )
     policy.saw_round(RoundPlan(execution, 0, [0]), proposal, {0: 0}, was_prepared=was_prepared, seconds=seconds,
                      verify_seconds=seconds, tokens=1.0)  # fmt: skip
 
@@ -307,6 +309,16 @@ def test_a_chain_left_over_from_another_mode_is_no_plain_step():
     seen = Estimates()
     sees(Policy(SaguaroConfig(), seen, can_overlap=True), "autoregressive", True, 9.0)
     assert seen.step.value is None
+
+
+def test_a_verification_that_had_to_wait_for_its_chain_is_no_measure_of_the_target():
+    seen = Estimates()
+    policy = Policy(SaguaroConfig(num_assistant_tokens=2), seen, can_overlap=False)
+    seen.step.add(1.0)
+    for awaited in (False, True):
+        sees(policy, "sync", False, 3.0, awaited=awaited)
+        assert ("sync" in seen.verify) == (2 in seen.verify_of) == awaited
+        assert seen.token["sync"].value == 3.0  # what a token costs is known either way
 
 
 def test_the_first_overlapped_round_is_no_measure_of_overlap():
