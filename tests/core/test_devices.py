@@ -83,6 +83,8 @@ def generate(target, draft, inputs, new_tokens=12, k=3, execution="sync", argume
 def test_the_text_and_what_is_accepted_are_those_of_one_device(target, draft, ragged, places, arguments):
     here, there = generate(target, draft, ragged, arguments=arguments)
     assert there.mean_accepted > 0.5
+    if arguments is not SAMPLING:
+        assert here.equal(target.generate(**ragged, **{"do_sample": False, "max_new_tokens": 12, **arguments}))
     with stand_in_devices():
         models = [on(place, model) for place, model in zip(places, (target, draft))]
         out, stats = generate(*models, far(ragged, places[0]), arguments=arguments)

@@ -69,7 +69,13 @@ def test_no_backup_and_no_mode_changes_the_text(target, drafts, prompt, plain, d
 
 @pytest.mark.parametrize("fan_out", [1, 3])
 @pytest.mark.parametrize(
-    "sampling", [{"do_sample": False}, {"do_sample": True, "temperature": 0.7}, {"do_sample": True}]
+    "sampling",
+    [
+        {"do_sample": False},
+        {"do_sample": True, "temperature": 0.7},
+        {"do_sample": True},
+        {"do_sample": True, "repetition_penalty": 1.5, "no_repeat_ngram_size": 2},
+    ],
 )
 def test_the_target_as_its_own_draft_is_always_accepted_and_always_hit(target, drafts, prompt, sampling, fan_out):
     config = SaguaroConfig(num_assistant_tokens=4, fan_out=fan_out, execution="async", backup="draft", seed=1)
