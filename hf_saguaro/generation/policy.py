@@ -285,11 +285,13 @@ class Policy:
             seen.step.add(seconds)
             seen.cores.add(cores)
         elif was_prepared == plan.overlaps:  # else a mode has just begun, and had to make or was left a first proposal
-            seen.token.setdefault(source, Rate()).add(seconds / seen.step_seconds(), tokens)
             if proposal.awaited:
                 seen.verify.setdefault(source, Typical()).add(verify_seconds)
-                if source == "sync":
-                    seen.saw_verify(proposal.width, verify_seconds)
+            step = seen.step_seconds()  # unknown where nothing but chains that were not awaited has been verified
+            if step is not None:
+                seen.token.setdefault(source, Rate()).add(seconds / step, tokens)
+            if proposal.awaited and source == "sync":
+                seen.saw_verify(proposal.width, verify_seconds)
         for row, length in accepted.items():
             if was_prepared and plan.overlaps:
                 seen.hit_rate.add(proposal.hits[row])

@@ -314,6 +314,8 @@ def test_a_chain_left_over_from_another_mode_is_no_plain_step():
 def test_a_verification_that_had_to_wait_for_its_chain_is_no_measure_of_the_target():
     seen = Estimates()
     policy = Policy(SaguaroConfig(num_assistant_tokens=2), seen, can_overlap=False)
+    sees(policy, "sync", False, 3.0, awaited=False)
+    assert seen.step_seconds() is None and not seen.token  # nothing to measure it in
     seen.step.add(1.0)
     for awaited in (False, True):
         sees(policy, "sync", False, 3.0, awaited=awaited)
